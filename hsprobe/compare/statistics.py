@@ -1,0 +1,137 @@
+"""Row errors that no dominating channel or sink row can bend, and their mergeable summaries.
+
+Shapes: n rows, H channels.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Bools = NDArray[np.bool_]
+
+# Error histogram: log-spaced bins from 10**-9 to 10**1, so that merging two histograms is exact addition.
+_LOW, _HIGH, _PER_DECADE = -9, 1, 64
+_BINS = (_HIGH - _LOW) * _PER_DECADE
+# A quiet channel carries the rounding noise of loud ones; it may not weigh more than this share allows.
+_FLOOR = 0.05
+
+
+def channel_scale(sample_nH: Floats) -> Floats:
+    """The robust magnitude of each channel: median of |x| over rows, floored. [n, H] -> [H], float32, > 0.
+
+    Dividing by it gives every channel the same say, so one channel a thousand times louder than the rest
+    neither hides a difference in the others nor turns its own rounding into an alarm. The median ignores
+    sink rows.
+    """
+    finite = sample_nH[finite_rows(sample_nH)]
+    if not len(finite):
+        return np.ones(sample_nH.shape[1], np.float32)
+    scale = np.median(np.abs(finite), axis=0)
+    positive = scale[scale > 0]
+    floor = _FLOOR * float(np.median(positive)) if len(positive) else 0.0
+    floored: Floats = np.maximum(scale, floor if floor > 0 else 1.0).astype(np.float32)
+    return floored
+
+
+def finite_rows(block_nH: Floats) -> Bools:
+    """Which rows hold neither NaN nor Inf. [n, H] -> [n]."""
+    # Any NaN or Inf in a row survives multiplication by zero and summation, without an [n, H] boolean.
+    mark: Bools = np.isfinite(block_nH @ np.zeros(block_nH.shape[1], np.float32))
+    return mark
+
+
+def row_errors(a_nH: Floats, b_nH: Floats, scale_H: Floats) -> Floats:
+    """Per-row distance of two blocks: RMS of the scaled difference over the larger scaled RMS. -> [n], 0..2.
+
+    0 for equal rows, about 1.4 for unrelated rows of equal size, 1 when one side is zero. Symmetric. Rows
+    with a non-finite value on either side give NaN, and only those.
+    """
+    weight = 1.0 / scale_H
+    with np.errstate(invalid="ignore", over="ignore"):
+        wa, wb = a_nH * weight, b_nH * weight
+        size = np.maximum(_sum_squares(wa), _sum_squares(wb))
+        gap = _sum_squares(wa - wb)
+        # Two rows of zeros are equal; any difference from a zero row is total.
+        error = np.sqrt(np.divide(gap, size, out=np.zeros_like(gap), where=size != 0))
+    bad = ~(finite_rows(a_nH) & finite_rows(b_nH))
+    error[bad] = np.nan
+    errors: Floats = error.astype(np.float32)
+    return errors
+
+
+def _sum_squares(block_nH: Floats) -> NDArray[np.float64]:
+    """[n, H] -> [n], summed in float64 so that large values neither overflow nor lose the small ones."""
+    total: NDArray[np.float64] = np.einsum("nh,nh->n", block_nH, block_nH, dtype=np.float64)
+    return total
+
+
+@dataclass
+class ErrorStats:
+    """Summary of many row errors: counts, extremes and quantiles. Merging is exact and associative."""
+
+    rows: int = 0
+    nonfinite: int = 0
+    over_limit: int = 0
+    largest: float = 0.0
+    largest_at: int = -1
+    histogram: NDArray[np.int64] = field(default_factory=lambda: np.zeros(_BINS, np.int64))
+
+    def add(self, errors: Floats, limit: float, at: NDArray[np.int64] | None = None) -> None:
+        """Take in row errors [n]; NaN counts as non-finite; `at` [n] names the rows, for `largest_at`."""
+        finite = np.isfinite(errors)
+        self.rows += len(errors)
+        self.nonfinite += int(np.count_nonzero(~finite))
+        values = errors[finite]
+        if not len(values):
+            return
+        self.over_limit += int(np.count_nonzero(values > limit))
+        self.histogram += np.bincount(_bins(values), minlength=_BINS)
+        worst = int(np.argmax(values))
+        if self.largest_at < 0 or values[worst] > self.largest:
+            self.largest = float(values[worst])
+            self.largest_at = int((at[finite] if at is not None else np.flatnonzero(finite))[worst])
+
+    def merge(self, other: "ErrorStats") -> "ErrorStats":
+        """The summary of both inputs, as if all rows had been added to one."""
+        first, second = (self, other) if self._worse_than(other) else (other, self)
+        return ErrorStats(
+            rows=self.rows + other.rows,
+            nonfinite=self.nonfinite + other.nonfinite,
+            over_limit=self.over_limit + other.over_limit,
+            largest=first.largest,
+            largest_at=first.largest_at if first.largest_at >= 0 else second.largest_at,
+            histogram=self.histogram + other.histogram,
+        )
+
+    def _worse_than(self, other: "ErrorStats") -> bool:
+        """Order by largest error, then by row, so that merging does not depend on the order."""
+        return (self.largest, -self.largest_at) >= (other.largest, -other.largest_at)
+
+    def quantile(self, q: float) -> float:
+        """The error below which a share `q` of the finite rows lies, within 4 %; NaN without finite rows."""
+        total = int(self.histogram.sum())
+        if not total:
+            return float("nan")
+        rank = min(max(int(np.ceil(q * total)), 1), total)
+        index = int(np.searchsorted(np.cumsum(self.histogram), rank))
+        if index == 0:
+            return 0.0
+        return float(min(10.0 ** (_LOW + (index + 0.5) / _PER_DECADE), self.largest))
+
+    @property
+    def median(self) -> float:
+        return self.quantile(0.5)
+
+    @property
+    def finite(self) -> int:
+        return self.rows - self.nonfinite
+
+
+def _bins(values: Floats) -> NDArray[np.int64]:
+    """Histogram bin of each error; bin 0 takes everything that is zero or below the range."""
+    with np.errstate(divide="ignore"):
+        position = (np.log10(values.astype(np.float64)) - _LOW) * _PER_DECADE
+    index: NDArray[np.int64] = np.clip(np.nan_to_num(position, neginf=0.0), 0, _BINS - 1).astype(np.int64)
+    return index
