@@ -1,0 +1,318 @@
+"""Writes a trace file: rows, passes and tensors in, one HDF5 file out, exact bits, bounded memory.
+
+Letters: n rows of an append, W width of a tensor.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import h5py  # type: ignore[import-untyped]
+import numpy as np
+import numpy.typing as npt
+
+from hsprobe import __version__
+from hsprobe.errors import HsprobeError
+from hsprobe.trace import schema
+
+Columns = Mapping[str, npt.ArrayLike]
+Depth = int | Literal["final"]
+
+_BLOCK_BYTES = 1 << 19
+"""Aim for one HDF5 chunk of a tensor, and the most that is held back of a tensor before it is written."""
+_MAX_BLOCK_ROWS = 4096
+_COLUMN_CHUNK = 4096
+# The 1.10 format checksums metadata and marks a file whose writer died.
+_LIBVER = ("v110", "v110")
+
+
+@dataclass
+class _Stream:
+    """One tensor being written; rows are held until they fill a chunk, because a chunk is written whole."""
+
+    group: h5py.Group
+    width: int
+    block: int
+    column_chunk: int
+    attrs: dict[str, Any]
+    held: list[tuple[npt.NDArray[Any], npt.NDArray[np.int64]]] = field(default_factory=list)
+    n_held: int = 0
+
+
+class TraceWriter:
+    """Writes `<path>.partial` and renames it to `path` on close; an exception inside `with` leaves neither.
+
+    Args:
+        path: the trace to make; an older file there is replaced at the end, not before.
+        provenance: anything JSON can hold, see `docs/trace-format.md` for the keys.
+
+    Raises:
+        HsprobeError: the file cannot be written (from any method).
+        ValueError: an argument contradicts itself or what was written before (from any method).
+    """
+
+    def __init__(self, path: Path | str, provenance: Mapping[str, Any]) -> None:
+        self.path = Path(path)
+        self.partial = self.path.with_name(self.path.name + schema.PARTIAL_SUFFIX)
+        self._provenance = json.loads(json.dumps(dict(provenance)))
+        self._gaps: list[dict[str, Any]] = []
+        self._requests: tuple[list[str], list[npt.NDArray[np.int64]], list[int]] = ([], [], [])
+        self._streams: dict[int, dict[str, _Stream]] = {}
+        with self._writing():
+            self._file = h5py.File(self.partial, "w", libver=_LIBVER)
+            self._file.attrs["format"] = schema.FORMAT
+            self._file.attrs["schema_version"] = schema.SCHEMA_VERSION
+            self._file.attrs["state"] = schema.STATE_WRITING
+            self._file.attrs["created"] = datetime.now(UTC).isoformat(timespec="seconds")
+            self._file.attrs["hsprobe_version"] = __version__
+            self._file.create_group("ranks")
+            self._file.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.abort()
+        elif self._file:
+            self.close()
+
+    def add_rank(self, index: int, coords: Mapping[str, int]) -> None:
+        """Add a recording process; `coords` gives its place: tp, pp, dp, attn_tp (0 where absent)."""
+        if index in self._streams:
+            raise ValueError(f"rank {index} was added before")
+        with self._writing():
+            group = self._file["ranks"].create_group(str(index))
+            for name in schema.COORDS:
+                group.attrs[name] = int(coords.get(name, 0))
+            group.create_group("tensors")
+            for table, columns in (("passes", schema.PASS_COLUMNS), ("rows", schema.ROW_COLUMNS)):
+                for name, code in columns.items():
+                    _column(group, f"{table}/{name}", np.dtype(code), _COLUMN_CHUNK)
+        self._streams[index] = {}
+
+    def add_passes(self, rank: int, columns: Columns) -> int:
+        """Append passes, given as parallel columns (`schema.PASS_COLUMNS`); returns the index of the first."""
+        return self._append_table(rank, "passes", schema.PASS_COLUMNS, columns)
+
+    def append_rows(self, rank: int, columns: Columns) -> int:
+        """Append rows, given as parallel columns (`schema.ROW_COLUMNS`); returns the index of the first."""
+        return self._append_table(rank, "rows", schema.ROW_COLUMNS, columns)
+
+    def append(
+        self,
+        rank: int,
+        name: str,
+        data: npt.NDArray[Any],
+        row_index: npt.ArrayLike,
+        *,
+        site: str,
+        dtype: str,
+        depth: Depth | None = None,
+        depths: Sequence[int] | None = None,
+        chunks: int | None = None,
+    ) -> None:
+        """Append rows of a tensor, bit for bit.
+
+        Args:
+            rank: a rank that was added.
+            name: name of the tensor, such as "layer/003".
+            data: [n, W] bits in the storage type of `dtype` (`schema.STORAGE`: bfloat16 as uint16, ...).
+            row_index: [n] index into the rows of this rank that were appended before.
+            site: where the tensor was taken.
+            dtype: real element type ("bfloat16", "float32", ...).
+            depth: decoder layers applied, or "final" (after the final norm).
+            depths: of a vector of several chunks: the depth of each chunk, in stored order, as declared.
+            chunks: of a vector of several chunks: how many.
+        """
+        index_n = np.asarray(row_index, dtype=np.int64)
+        attrs = _attributes(site, dtype, depth, depths, chunks)
+        _check_block(name, data, index_n, dtype, self._n_rows(rank))
+        stream = self._stream(rank, name, data, attrs)
+        stream.held.append((np.array(data, order="C"), index_n))
+        stream.n_held += len(data)
+        if stream.n_held >= stream.block:
+            self._write_held(stream, final=False)
+
+    def set_requests(
+        self, ids: Sequence[str], tokens: Sequence[npt.ArrayLike], prompt_lens: Sequence[int]
+    ) -> None:
+        """Name the requests and give the token ids (prompt and output) and prompt length of each."""
+        arrays = [np.asarray(request, dtype=np.int64).reshape(-1) for request in tokens]
+        if not len(ids) == len(arrays) == len(prompt_lens):
+            raise ValueError("ids, tokens and prompt_lens differ in length")
+        self._requests = (list(ids), arrays, [int(length) for length in prompt_lens])
+
+    def set_gaps(self, gaps: Sequence[Mapping[str, Any]]) -> None:
+        """Record what is missing: one mapping with rank, site, depth, pass and reason a gap."""
+        self._gaps = json.loads(json.dumps([dict(gap) for gap in gaps]))
+
+    def update_provenance(self, more: Mapping[str, Any]) -> None:
+        """Add top-level keys to the provenance, replacing those that are there."""
+        self._provenance.update(json.loads(json.dumps(dict(more))))
+
+    def close(self, state: str = schema.STATE_COMPLETE) -> None:
+        """Write what is held back, mark the file `state` ("complete" or "recovered") and give it its name."""
+        if state not in (schema.STATE_COMPLETE, schema.STATE_RECOVERED):
+            raise ValueError(f"unknown state {state!r}")
+        with self._writing():
+            for streams in self._streams.values():
+                for stream in streams.values():
+                    self._write_held(stream, final=True)
+            self._write_requests()
+            self._write_text("provenance", self._provenance)
+            self._write_text("gaps", self._gaps)
+            self._file.attrs["state"] = state
+            self._file.close()
+            _sync(self.partial)
+            self.partial.replace(self.path)
+
+    def finish_rank(self, rank: int) -> None:
+        """Write what is held back of a rank that is done, so that ranks written in turn do not add up."""
+        with self._writing():
+            for stream in self._streams[rank].values():
+                self._write_held(stream, final=True)
+
+    def abort(self) -> None:
+        """Give up: close and remove the half-written file. An older trace at `path` stays."""
+        self._file.close()
+        self.partial.unlink(missing_ok=True)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, RuntimeError) as error:
+            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+            raise HsprobeError(
+                f"The trace {self.path} cannot be written: {reason}.",
+                "Check that the folder exists, has room, and that no other command is writing this trace.",
+            ) from error
+
+    def _n_rows(self, rank: int) -> int:
+        return int(self._file["ranks"][str(rank)]["rows/pass"].shape[0])
+
+    def _append_table(self, rank: int, table: str, known: Mapping[str, str], columns: Columns) -> int:
+        if set(columns) != set(known):
+            raise ValueError(f"{table} need exactly the columns {sorted(known)}, got {sorted(columns)}")
+        arrays = {name: np.asarray(columns[name], dtype=known[name]) for name in known}
+        if len({array.shape for array in arrays.values()}) != 1:
+            raise ValueError(f"the columns of {table} differ in length")
+        with self._writing():
+            group = self._file["ranks"][str(rank)][table]
+            return min(_extend(group[name], array) for name, array in arrays.items())
+
+    def _stream(self, rank: int, name: str, data: npt.NDArray[Any], attrs: dict[str, Any]) -> _Stream:
+        width = data.shape[1]
+        stream = self._streams[rank].get(name)
+        if stream is None:
+            with self._writing():
+                group = self._file["ranks"][str(rank)]["tensors"].create_group(name)
+            chunks = attrs.get("chunks", 1)
+            # A reader of one chunk of an aux vector should not have to read its neighbours.
+            column_chunk = max(1, width // chunks if width % chunks == 0 else width)
+            block = _BLOCK_BYTES // (column_chunk * data.dtype.itemsize)
+            stream = _Stream(group, width, min(max(1, block), _MAX_BLOCK_ROWS), column_chunk, attrs)
+            self._streams[rank][name] = stream
+        if stream.width != width or stream.attrs != attrs:
+            raise ValueError(f"{name} changed from {stream.width}, {stream.attrs} to {width}, {attrs}")
+        return stream
+
+    def _write_held(self, stream: _Stream, *, final: bool) -> None:
+        data = np.concatenate([block for block, _ in stream.held]) if stream.held else None
+        if data is None:
+            return
+        index = np.concatenate([rows for _, rows in stream.held])
+        n = len(data) if final else len(data) - len(data) % stream.block
+        with self._writing():
+            if "data" not in stream.group:
+                self._create(stream, data.dtype, n)
+            _extend(stream.group["data"], data[:n])
+            _extend(stream.group["row"], index[:n])
+        stream.held = [(data[n:].copy(), index[n:].copy())] if n < len(data) else []
+        stream.n_held = len(data) - n
+
+    def _create(self, stream: _Stream, dtype: np.dtype[Any], n: int) -> None:
+        # A chunk is stored whole, so a small trace gets small ones.
+        rows = max(1, min(stream.block, n))
+        stream.group.create_dataset(
+            "data",
+            shape=(0, stream.width),
+            maxshape=(None, stream.width),
+            dtype=dtype,
+            chunks=(rows, stream.column_chunk),
+            fletcher32=True,
+        )
+        _column(stream.group, "row", np.dtype("<i8"), min(_COLUMN_CHUNK, rows))
+        for name, value in stream.attrs.items():
+            stream.group.attrs[name] = value
+
+    def _write_requests(self) -> None:
+        ids, tokens, prompt_lens = self._requests
+        group = self._file.create_group("requests")
+        group.create_dataset("id", shape=(len(ids),), data=ids or None, dtype=h5py.string_dtype("utf-8"))
+        offset = np.cumsum([0, *map(len, tokens)], dtype=np.int64)
+        group.create_dataset("offset", data=offset)
+        group.create_dataset("token", data=np.concatenate([np.zeros(0, np.int64), *tokens]))
+        group.create_dataset("prompt_len", data=np.asarray(prompt_lens, np.int64))
+
+    def _write_text(self, name: str, value: Any) -> None:
+        self._file.create_dataset(name, data=json.dumps(value), dtype=h5py.string_dtype("utf-8"))
+
+
+def _attributes(
+    site: str, dtype: str, depth: Depth | None, depths: Sequence[int] | None, chunks: int | None
+) -> dict[str, Any]:
+    attrs: dict[str, Any] = {"site": site, "dtype": dtype}
+    if depth is not None:
+        attrs["depth"] = schema.DEPTH_FINAL_CODE if depth == schema.DEPTH_FINAL else int(depth)
+    if depths is not None:
+        attrs["depths"] = [int(one) for one in depths]
+    if chunks is not None:
+        attrs["chunks"] = int(chunks)
+    return attrs
+
+
+def _check_block(
+    name: str, data: npt.NDArray[Any], index_n: npt.NDArray[np.int64], dtype: str, n_rows: int
+) -> None:
+    if dtype not in schema.STORAGE:
+        raise ValueError(f"{name}: unknown dtype {dtype!r}, expected one of {sorted(schema.STORAGE)}")
+    if data.dtype != np.dtype(schema.STORAGE[dtype]):
+        raise ValueError(f"{name}: {dtype} is stored as {schema.STORAGE[dtype]}, got {data.dtype}")
+    if data.ndim != 2 or index_n.shape != data.shape[:1]:
+        raise ValueError(f"{name}: data {data.shape} and row index {index_n.shape} do not fit")
+    if len(index_n) and not (0 <= index_n.min() and index_n.max() < n_rows):
+        raise ValueError(f"{name}: row index outside 0..{n_rows - 1}")
+
+
+def _column(group: h5py.Group, name: str, dtype: np.dtype[Any], chunk: int) -> None:
+    group.create_dataset(
+        name, shape=(0,), maxshape=(None,), dtype=dtype, chunks=(max(1, chunk),), fletcher32=True
+    )
+
+
+def _extend(dataset: h5py.Dataset, more: npt.NDArray[Any]) -> int:
+    first = int(dataset.shape[0])
+    if len(more):
+        dataset.resize(first + len(more), axis=0)
+        dataset[first:] = more
+    return first
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
