@@ -2,8 +2,8 @@
 
 A frame is `magic, header length, payload length, crc32` (20 bytes, little-endian), then the header as JSON
 `[kind, {...}]`, then the payload. The checksum covers the two lengths, the header and the payload. No frame
-refers to another, so whatever was flushed before a crash stays readable. Standard library only, for this module
-runs inside the server.
+refers to another, so whatever was flushed before a crash stays readable. Standard library only, as this runs
+inside the server.
 """
 
 from __future__ import annotations

@@ -66,6 +66,7 @@ class TraceWriter:
         self._gaps: list[dict[str, Any]] = []
         self._requests: tuple[list[str], list[npt.NDArray[np.int64]], list[int]] = ([], [], [])
         self._streams: dict[int, dict[str, _Stream]] = {}
+        self._n_rows: dict[int, int] = {}
         with self._writing():
             self._file = h5py.File(self.partial, "w", libver=_LIBVER)
             self._file.attrs["format"] = schema.FORMAT
@@ -100,14 +101,17 @@ class TraceWriter:
                 for name, code in columns.items():
                     _column(group, f"{table}/{name}", np.dtype(code), _COLUMN_CHUNK)
         self._streams[index] = {}
+        self._n_rows[index] = 0
 
     def add_passes(self, rank: int, columns: Columns) -> int:
-        """Append passes, given as parallel columns (`schema.PASS_COLUMNS`); returns the index of the first."""
+        """Append passes as parallel columns (`schema.PASS_COLUMNS`); returns the index of the first."""
         return self._append_table(rank, "passes", schema.PASS_COLUMNS, columns)
 
     def append_rows(self, rank: int, columns: Columns) -> int:
-        """Append rows, given as parallel columns (`schema.ROW_COLUMNS`); returns the index of the first."""
-        return self._append_table(rank, "rows", schema.ROW_COLUMNS, columns)
+        """Append rows as parallel columns (`schema.ROW_COLUMNS`); returns the index of the first."""
+        first = self._append_table(rank, "rows", schema.ROW_COLUMNS, columns)
+        self._n_rows[rank] = first + np.size(columns["pass"])
+        return first
 
     def append(
         self,
@@ -137,7 +141,7 @@ class TraceWriter:
         """
         index_n = np.asarray(row_index, dtype=np.int64)
         attrs = _attributes(site, dtype, depth, depths, chunks)
-        _check_block(name, data, index_n, dtype, self._n_rows(rank))
+        _check_block(name, data, index_n, dtype, self._n_rows[rank])
         stream = self._stream(rank, name, data, attrs)
         stream.held.append((np.array(data, order="C"), index_n))
         stream.n_held += len(data)
@@ -199,9 +203,6 @@ class TraceWriter:
                 "Check that the folder exists, has room, and that no other command is writing this trace.",
             ) from error
 
-    def _n_rows(self, rank: int) -> int:
-        return int(self._file["ranks"][str(rank)]["rows/pass"].shape[0])
-
     def _append_table(self, rank: int, table: str, known: Mapping[str, str], columns: Columns) -> int:
         if set(columns) != set(known):
             raise ValueError(f"{table} need exactly the columns {sorted(known)}, got {sorted(columns)}")
@@ -261,10 +262,14 @@ class TraceWriter:
         ids, tokens, prompt_lens = self._requests
         group = self._file.create_group("requests")
         group.create_dataset("id", shape=(len(ids),), data=ids or None, dtype=h5py.string_dtype("utf-8"))
-        offset = np.cumsum([0, *map(len, tokens)], dtype=np.int64)
-        group.create_dataset("offset", data=offset)
-        group.create_dataset("token", data=np.concatenate([np.zeros(0, np.int64), *tokens]))
-        group.create_dataset("prompt_len", data=np.asarray(prompt_lens, np.int64))
+        numbers = {
+            "offset": np.cumsum([0, *map(len, tokens)], dtype=np.int64),
+            "token": np.concatenate([np.zeros(0, np.int64), *tokens]),
+            "prompt_len": np.asarray(prompt_lens, np.int64),
+        }
+        for name, array in numbers.items():
+            _column(group, name, np.dtype("<i8"), min(len(array), _COLUMN_CHUNK))
+            _extend(group[name], array)
 
     def _write_text(self, name: str, value: Any) -> None:
         self._file.create_dataset(name, data=json.dumps(value), dtype=h5py.string_dtype("utf-8"))
@@ -292,7 +297,7 @@ def _check_block(
         raise ValueError(f"{name}: {dtype} is stored as {schema.STORAGE[dtype]}, got {data.dtype}")
     if data.ndim != 2 or index_n.shape != data.shape[:1]:
         raise ValueError(f"{name}: data {data.shape} and row index {index_n.shape} do not fit")
-    if len(index_n) and not (0 <= index_n.min() and index_n.max() < n_rows):
+    if len(index_n) and not (index_n.min() >= 0 and index_n.max() < n_rows):
         raise ValueError(f"{name}: row index outside 0..{n_rows - 1}")
 
 
