@@ -1,0 +1,1 @@
+"""Code that runs inside somebody else's process and records what it computes there."""

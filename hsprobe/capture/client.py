@@ -1,0 +1,126 @@
+"""Sends prompts to a running SGLang server and keeps what it answers."""
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import Any
+
+from hsprobe.capture.prompts import Prompt
+from hsprobe.errors import HsprobeError
+
+REQUEST_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the server said about one prompt.
+
+    Attributes:
+        rid: the request's id, the same that the probes record.
+        prompt_ids: the prompt's token ids, ``None`` when it was sent as text.
+        output_ids: the generated token ids.
+        facts: the server's ``meta_info``.
+    """
+
+    rid: str
+    prompt_ids: tuple[int, ...] | None
+    output_ids: tuple[int, ...]
+    facts: dict[str, Any]
+
+
+def get_json(url: str, seconds: float = 5.0) -> Any:
+    """GET a JSON document; raises ``OSError`` or ``ValueError`` when there is none."""
+    with urllib.request.urlopen(url, timeout=seconds) as reply:
+        return json.loads(reply.read() or b"null")
+
+
+def answers_ok(url: str, seconds: float = 5.0) -> bool:
+    """Does a GET of this address succeed?"""
+    try:
+        with urllib.request.urlopen(url, timeout=seconds) as reply:
+            return bool(reply.status == 200)
+    except (OSError, ValueError):
+        return False
+
+
+def _post(url: str, body: dict[str, Any]) -> Any:
+    request = urllib.request.Request(
+        url, data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=REQUEST_SECONDS) as reply:
+            return json.loads(reply.read())
+    except urllib.error.HTTPError as error:
+        said = error.read(500).decode("utf-8", "replace").strip()
+        raise HsprobeError(
+            f"The server refused a prompt: HTTP {error.code} {said}",
+            "Check that the prompts fit the model (a server without a tokenizer takes input_ids only).",
+        ) from None
+    except (OSError, ValueError) as error:
+        raise HsprobeError(
+            f"The server stopped answering: {error}.", "Its log says why; start the capture again."
+        ) from None
+
+
+def generate(url: str, rid: str, prompt: Prompt, max_new_tokens: int) -> Answer:
+    """Run one prompt greedily to its end.
+
+    Raises:
+        HsprobeError: the server refused it or went away.
+    """
+    body = {
+        **prompt.payload(),
+        "rid": rid,
+        "sampling_params": {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True},
+    }
+    reply = _post(f"{url}/generate", body)
+    return Answer(
+        rid=rid,
+        prompt_ids=prompt.input_ids,
+        output_ids=tuple(int(token) for token in reply.get("output_ids") or ()),
+        facts=dict(reply.get("meta_info") or {}),
+    )
+
+
+def generate_all(
+    url: str,
+    prompts: Sequence[Prompt],
+    *,
+    max_new_tokens: int,
+    concurrency: int,
+    run_id: str,
+    on_answer: Callable[[Answer], None],
+) -> None:
+    """Run all prompts, ``concurrency`` at a time; hands each answer on as it comes.
+
+    Raises:
+        HsprobeError: the first failure; requests not yet sent are then left out.
+    """
+    pool = ThreadPoolExecutor(max_workers=concurrency, thread_name_prefix="hsprobe-request")
+    try:
+        pending = [
+            pool.submit(generate, url, f"{run_id}-{i}", prompt, max_new_tokens)
+            for i, prompt in enumerate(prompts)
+        ]
+        for done in as_completed(pending):
+            on_answer(done.result())
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def accept_length(answers: Sequence[Answer]) -> float | None:
+    """Tokens generated for each verify pass over all answers, from the server's own counters.
+
+    ``None`` when the server did not speculate. SGLang reports the same ratio for each request as
+    ``spec_accept_length`` (``managers/tokenizer_manager.py``).
+    """
+    passes = sum(int(answer.facts.get("spec_verify_ct") or 0) for answer in answers)
+    tokens = sum(
+        int(answer.facts.get("completion_tokens") or 0)
+        for answer in answers
+        if answer.facts.get("spec_verify_ct")
+    )
+    return tokens / passes if passes else None

@@ -1,0 +1,87 @@
+"""Sites ``aux`` and ``logits_processor``: what the target hands over, and what is kept of it.
+
+``LogitsProcessor.forward`` receives the hidden states after the final norm and the K aux chunks, and
+stores (under the pass's capture mode) what the draft will get (``layers/logits_processor.py``).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hsprobe.probes.sglang.labels import Pass
+from hsprobe.probes.sglang.provenance import captured_depths
+from hsprobe.probes.sglang.recorder import Recorder
+
+PARAMETERS = ("input_ids", "hidden_states", "lm_head", "logits_metadata", "aux_hidden_states")
+
+
+def _argument(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    position = PARAMETERS.index(name)
+    return args[position] if len(args) > position else kwargs.get(name)
+
+
+class LogitsProbe:
+    """Watches the logits processor of the target, and the logits of the draft."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._target: torch.nn.Module | None = None
+        self._depths: list[int] | None = None
+
+    def attach(self, runner: Any) -> None:
+        """Hook the loaded model's own logits processor."""
+        processor = getattr(runner.model, "logits_processor", None)
+        if processor is None:
+            named = runner.model.named_modules()
+            processor = next((m for _, m in named if type(m).__name__ == "LogitsProcessor"), None)
+        if processor is None:
+            raise LookupError(f"{type(runner.model).__name__} has no logits processor")
+        if runner.is_draft_worker:
+            processor.register_forward_hook(self._draft_done)
+            return
+        self._target = runner.model
+        processor.register_forward_pre_hook(self._entered, with_kwargs=True)
+        processor.register_forward_hook(self._done)
+
+    def _entered(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        labelled = self._recorder.current(draft=False)
+        if labelled is None:
+            return
+        if self._recorder.settings.wants("aux"):
+            aux = _argument("aux_hidden_states", args, kwargs)
+            self._recorder.guard("aux", lambda: self._take_aux(labelled, aux))
+        if self._recorder.settings.wants("logits_processor"):
+            hidden_TH = _argument("hidden_states", args, kwargs)
+            name = "logits_processor.input"
+            self._recorder.guard(
+                "logits_processor",
+                lambda: self._recorder.take(labelled, name, hidden_TH, site=name, depth="final"),
+            )
+
+    def _take_aux(self, labelled: Pass, aux: torch.Tensor | Sequence[torch.Tensor] | None) -> None:
+        if aux is None or len(aux) == 0:
+            return
+        if self._depths is None and self._target is not None:
+            self._depths = captured_depths(self._target)
+        aux_TKH = aux if isinstance(aux, torch.Tensor) else torch.cat(list(aux), dim=-1)
+        chunks = len(self._depths) if self._depths else (1 if isinstance(aux, torch.Tensor) else len(aux))
+        self._recorder.take(labelled, "aux", aux_TKH, site="aux", depths=self._depths, chunks=chunks)
+
+    def _done(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        labelled = self._recorder.current(draft=False)
+        stored = getattr(output, "hidden_states", None)
+        if labelled is None or stored is None or not self._recorder.settings.wants("logits_processor"):
+            return
+        name = "logits_processor.stored"
+        self._recorder.guard(
+            "logits_processor", lambda: self._recorder.take(labelled, name, stored, site=name)
+        )
+
+    def _draft_done(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        labelled = self._recorder.current(draft=True)
+        logits = getattr(output, "next_token_logits", None)
+        if labelled is None or logits is None or not self._recorder.settings.wants("draft.logits"):
+            return
+        name = "draft.logits"
+        self._recorder.guard(name, lambda: self._recorder.take(labelled, name, logits, site=name))

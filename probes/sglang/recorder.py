@@ -1,0 +1,137 @@
+"""Holds the pass under way and takes what the sites hand over, without ever failing the server."""
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hsprobe.probes.sglang.labels import NotRecordable, Pass, read_pass
+from hsprobe.probes.sglang.settings import Settings
+from hsprobe.probes.sglang.spooling import Copy, Spooler
+from hsprobe.trace.place import ARMED, directory_for_port, make_private
+
+logger = logging.getLogger("hsprobe")
+
+
+class Recorder:
+    """One a process. Records only while a file named ``armed`` lies in the spool folder."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.runners: list[Any] = []
+        self.disarmed: dict[str, str] = {}
+        self._current: Pass | None = None
+        self._count = 0
+        self._known_requests: set[str] = set()
+        self._spooler: Spooler | None = None
+        self._armed_file: Path | None = None
+
+    def guard(self, site: str, act: Callable[[], None]) -> None:
+        """Run a probe's code; a failure disarms the site, is logged once and recorded as a gap."""
+        if site in self.disarmed:
+            return
+        try:
+            act()
+        except NotRecordable as error:
+            self.gap(site, str(error))
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            self.disarmed[site] = reason
+            logger.exception("hsprobe disarmed its probe at %s; the server goes on", site)
+            self.gap(site, reason)
+
+    def gap(self, site: str | None, reason: str, depth: int | None = None) -> None:
+        """Record that something was not recorded, and why."""
+        if self._spooler is not None:
+            number = self._current.number if self._current else None
+            self._spooler.put("gap", {"pass": number, "site": site, "depth": depth, "reason": reason})
+
+    def begin(self, runner: Any, batch: Any) -> None:
+        """A model's forward is about to run."""
+        self._count += 1
+        self._current = None
+        if self._spooler is None:
+            self._open(runner)
+        if self._armed_file is None or not self._armed_file.exists():
+            return
+        labelled = read_pass(self._count, runner, batch)
+        if labelled is not None and self._spooler is not None:
+            self._current = labelled
+            self._spooler.put("pass", labelled.header(), (labelled.ids, labelled.positions))
+
+    def end(self) -> None:
+        """The model's forward has returned."""
+        self._current = None
+
+    def current(self, *, draft: bool) -> Pass | None:
+        """The pass under way if it is the draft's (the target's), else ``None``."""
+        labelled = self._current
+        return labelled if labelled is not None and labelled.is_draft == draft else None
+
+    def take(
+        self,
+        labelled: Pass,
+        name: str,
+        tensor: torch.Tensor,
+        *,
+        site: str,
+        depth: int | str | None = None,
+        depths: Sequence[int] | None = None,
+        chunks: int | None = None,
+    ) -> None:
+        """Copy a tensor of the pass and queue it.
+
+        Args:
+            labelled: the pass that computed it.
+            name: the tensor's name in the trace.
+            tensor: ``[n, W]``; row i is row i of the pass, or of request i when n is the number of requests.
+
+        Raises:
+            NotRecordable: the tensor's rows are not rows of the pass.
+        """
+        if self._spooler is None:
+            return
+        if tensor.ndim != 2:
+            raise NotRecordable(f"a tensor of shape {list(tensor.shape)} has no rows of its own")
+        if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise NotRecordable("inside a CUDA graph; start the server with --disable-cuda-graph")
+        copy = Copy(tensor)
+        header = {
+            "pass": labelled.number,
+            "name": name,
+            "site": site,
+            "depth": depth,
+            "depths": None if depths is None else list(depths),
+            "chunks": chunks,
+            "dtype": copy.dtype,
+            "shape": copy.shape,
+            "rows": labelled.rows_of(tensor),
+        }
+        self._spooler.put("tensor", header, (copy,))
+
+    def requests(self, requests: Sequence[Any]) -> None:
+        """Note the prompt of each request (SGLang's ``Req``) not seen before."""
+        if self._spooler is None or self._armed_file is None or not self._armed_file.exists():
+            return
+        for request in requests:
+            if request.rid not in self._known_requests:
+                self._known_requests.add(request.rid)
+                prompt = [int(token) for token in request.origin_input_ids]
+                self._spooler.put("request", {"rid": request.rid, "origin_ids": prompt})
+
+    def _open(self, runner: Any) -> None:
+        from hsprobe.probes.sglang.provenance import coordinates, describe
+
+        directory = self.settings.directory or directory_for_port(int(runner.server_args.port))
+        make_private(directory)
+        where = coordinates()
+        name = "-".join(f"{axis}{where[axis]}" for axis in ("pp", "dp", "tp"))
+        self._armed_file = directory / ARMED
+        self._spooler = Spooler(directory / f"{name}-{os.getpid()}.spool", self.settings.max_bytes)
+        hello = {**where, "pid": os.getpid(), "provenance": describe(self.runners, self.settings)}
+        self._spooler.put("hello", hello)
+        for site, reason in self.disarmed.items():
+            self.gap(site, reason)
