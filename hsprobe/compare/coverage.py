@@ -1,0 +1,199 @@
+"""How many training rows found a partner, and why the others did not."""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hsprobe.compare.stack import Rows, Stack
+from hsprobe.trace.reader import Trace
+from hsprobe.trace.schema import RowStatus
+
+NOT_CAPTURED = "request never captured"
+TOKENS_DIFFER = "token ids differ"
+BEYOND = "past the end of the captured request"
+NOT_COMPUTED = "not computed there (prefix cache) or not recorded"
+OTHER_SITE = "computed there, but not recorded at this site"
+NO_TOKENS = "training rows without token ids"
+_EXAMPLES = 3
+_AROUND = 3
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A training request whose token ids part from the captured ones.
+
+    Attributes:
+        position: the first that differs.
+        train_ids, infer_ids: ids around it, from `start` on.
+    """
+
+    train_request: str
+    infer_request: str
+    position: int
+    start: int
+    train_ids: list[int]
+    infer_ids: list[int]
+
+
+@dataclass
+class Coverage:
+    """Counted over the training rows with distinct contexts.
+
+    Attributes:
+        reasons: why rows have no partner -> how many.
+        left_out_train, left_out_infer: status (rejected, padding...) -> rows never compared for it.
+    """
+
+    train_rows: int = 0
+    matched: int = 0
+    infer_rows: int = 0
+    infer_matched: int = 0
+    train_requests: int = 0
+    matched_requests: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+    drifts: list[Drift] = field(default_factory=list)
+    left_out_train: dict[str, int] = field(default_factory=dict)
+    left_out_infer: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def share(self) -> float:
+        return self.matched / self.train_rows if self.train_rows else 0.0
+
+
+def cover(train_trace: Trace, infer_trace: Trace, train: Stack, infer: Stack) -> Coverage:
+    """Coverage of the training rows of `train` by the rows of `infer`, with a reason for every gap."""
+    contexts, rows = train.keys.by_context
+    there, _ = infer.keys.by_context
+    hit = np.isin(contexts, there, assume_unique=True)
+    requests = train.keys.request[rows]
+    result = Coverage(
+        train_rows=len(rows),
+        matched=int(np.count_nonzero(hit)),
+        infer_rows=len(infer.keys.usable),
+        infer_matched=int(np.count_nonzero(np.isin(infer.keys.context[infer.keys.usable], contexts))),
+        train_requests=len(np.unique(requests)),
+        matched_requests=len(np.unique(requests[hit])),
+        left_out_train=_left_out(train),
+        left_out_infer=_left_out(infer),
+    )
+    missing = rows[~hit]
+    if len(missing):
+        _explain(result, train_trace, infer_trace, train, missing)
+    return result
+
+
+def _left_out(stack: Stack) -> dict[str, int]:
+    counts = Counter(stack.keys.status.tolist())
+    usable = (RowStatus.PLAIN, RowStatus.ACCEPTED)
+    return {
+        status.name.lower(): counts[status] for status in RowStatus if counts[status] and status not in usable
+    }
+
+
+def _explain(result: Coverage, train_trace: Trace, infer_trace: Trace, train: Stack, missing: Rows) -> None:
+    computed = _contexts_of(infer_trace)
+    partners = _Partners(train_trace, infer_trace)
+    reasons: Counter[str] = Counter()
+    requests = train.keys.request[missing]
+    for request in np.unique(requests):
+        rows = missing[requests == request]
+        if request < 0 or request >= len(train_trace.requests.ids):
+            reasons[NO_TOKENS] += len(rows)
+            continue
+        partner, shared, whole = partners.of(int(request))
+        position = train.keys.position[rows]
+        inside = position < shared
+        was_computed = np.isin(train.keys.context[rows], computed)
+        reasons[OTHER_SITE] += int(np.count_nonzero(inside & was_computed))
+        reasons[NOT_COMPUTED] += int(np.count_nonzero(inside & ~was_computed))
+        outside = int(np.count_nonzero(~inside))
+        if partner < 0:
+            reasons[NOT_CAPTURED] += outside
+        elif whole:
+            reasons[BEYOND] += outside
+        elif outside:
+            reasons[TOKENS_DIFFER] += outside
+            if len(result.drifts) < _EXAMPLES:
+                result.drifts.append(_drift(train_trace, infer_trace, int(request), partner, shared))
+    result.reasons = {reason: count for reason, count in reasons.most_common() if count}
+
+
+def _contexts_of(trace: Trace) -> NDArray[np.uint64]:
+    parts = [np.asarray(rank.rows["context"], np.uint64) for rank in trace.ranks]
+    return np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.uint64)
+
+
+def _drift(train_trace: Trace, infer_trace: Trace, mine: int, other: int, position: int) -> Drift:
+    start = max(0, position - _AROUND)
+    stop = position + _AROUND + 1
+    return Drift(
+        train_request=str(train_trace.requests.ids[mine]),
+        infer_request=str(infer_trace.requests.ids[other]),
+        position=position,
+        start=start,
+        train_ids=[int(t) for t in train_trace.requests.tokens(mine)[start:stop]],
+        infer_ids=[int(t) for t in infer_trace.requests.tokens(other)[start:stop]],
+    )
+
+
+class _Partners:
+    """For each training request the captured request that shares its longest prefix."""
+
+    def __init__(self, train: Trace, infer: Trace) -> None:
+        self.train = [_bytes(train.requests.tokens(r)) for r in range(len(train.requests.ids))]
+        captured = [_bytes(infer.requests.tokens(r)) for r in range(len(infer.requests.ids))]
+        self.order = sorted(range(len(captured)), key=lambda r: captured[r])
+        self.sorted = [captured[r] for r in self.order]
+        # A captured request that agrees with some training request to its end is that request, and is not
+        # another one gone astray because both begin with the same system prompt.
+        self.taken = set()
+        for mine in self.train:
+            at, shared = self._best(mine)
+            if at >= 0 and shared == min(len(mine), len(self.sorted[at])) // 8:
+                self.taken.add(at)
+
+    def of(self, request: int) -> tuple[int, int, bool]:
+        """(captured request or -1, tokens shared, whether one of the two is a prefix of the other)."""
+        mine = self.train[request]
+        at, shared = self._best(mine)
+        if at >= 0 and shared == min(len(mine), len(self.sorted[at])) // 8:
+            return self.order[at], shared, True
+        free, free_shared = self._best(mine, self.taken)
+        if free < 0 or (free_shared == 0 and not _alike(mine, self.sorted[free])):
+            return -1, shared, False
+        return self.order[free], max(shared, free_shared), False
+
+    def _best(self, mine: bytes, without: set[int] | frozenset[int] = frozenset()) -> tuple[int, int]:
+        """Where the longest shared prefix is (in sorted order) and its length in tokens."""
+        middle = bisect.bisect_left(self.sorted, mine)
+        below = next((i for i in range(middle - 1, -1, -1) if i not in without), -1)
+        above = next((i for i in range(middle, len(self.sorted)) if i not in without), -1)
+        scored = [(_shared(mine, self.sorted[i]), i) for i in (below, above) if i >= 0]
+        if not scored:
+            return -1, 0
+        shared, at = max(scored)
+        return at, shared
+
+
+def _bytes(tokens: object) -> bytes:
+    """Token ids as bytes that sort as the ids do."""
+    return np.asarray(tokens, np.int64).astype(">i8").tobytes()
+
+
+def _shared(a: bytes, b: bytes) -> int:
+    """Number of leading token ids that two requests share."""
+    n = min(len(a), len(b))
+    x, y = np.frombuffer(a[:n], ">i8"), np.frombuffer(b[:n], ">i8")
+    differ = np.flatnonzero(x != y)
+    return int(differ[0]) if len(differ) else n // 8
+
+
+def _alike(a: bytes, b: bytes) -> bool:
+    """Whether two requests consist of the same ids for the most part, wherever they stand."""
+    x, y = set(np.frombuffer(a, ">i8").tolist()), set(np.frombuffer(b, ">i8").tolist())
+    return 2 * len(x & y) > min(len(x), len(y))

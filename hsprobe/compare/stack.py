@@ -1,0 +1,160 @@
+"""One tensor name of a trace as a single table of rows, whatever number of ranks recorded it.
+
+Shapes: N rows of a stack, n rows asked for, W width of the tensor, H width of a chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hsprobe.compare.statistics import Floats
+from hsprobe.trace.reader import Rank, Tensor, Trace
+from hsprobe.trace.schema import NO_CONTEXT, Model, RowStatus
+
+Depth = int | Literal["final"] | None
+Rows = NDArray[np.int64]
+
+_COMPARABLE = (int(RowStatus.PLAIN), int(RowStatus.ACCEPTED))
+# Row ids are unique over ranks: the rank in the high bits, the index into its row table in the low ones.
+_RANK_SHIFT = 40
+
+
+@dataclass(frozen=True)
+class Keys:
+    """What each row of a stack is. All arrays [N].
+
+    Attributes:
+        context: uint64, hash of the token ids up to and including the row's own.
+        row: int64, identifies the row of a pass; equal for tensors taken in the same pass at the same row.
+    """
+
+    context: NDArray[np.uint64]
+    position: Rows
+    token: Rows
+    request: Rows
+    phase: NDArray[np.uint8]
+    status: NDArray[np.uint8]
+    model: NDArray[np.uint8]
+    row: Rows
+
+    @cached_property
+    def usable(self) -> Rows:
+        """Indices of rows that stand for a committed token with a known context, ascending."""
+        mask = np.isin(self.status, _COMPARABLE) & (self.context != NO_CONTEXT)
+        return np.flatnonzero(mask).astype(np.int64)
+
+    @cached_property
+    def by_context(self) -> tuple[NDArray[np.uint64], Rows]:
+        """Distinct contexts of the usable rows, sorted, and the first row that has each."""
+        contexts, first = np.unique(self.context[self.usable], return_index=True)
+        return contexts, self.usable[first]
+
+    @cached_property
+    def by_row(self) -> tuple[Rows, Rows]:
+        """Row ids of the usable rows, sorted, and the index of each."""
+        ids, first = np.unique(self.row[self.usable], return_index=True)
+        return ids, self.usable[first]
+
+
+@dataclass
+class Stack:
+    """The tensors of one name, rank after rank.
+
+    Attributes:
+        side: "train" or "infer".
+        pieces: the tensors; row i of the stack is row i - starts[p] of piece p.
+    """
+
+    side: str
+    name: str
+    pieces: list[Tensor]
+    keys: Keys
+    starts: list[int] = field(default_factory=list)
+
+    @property
+    def tensor(self) -> Tensor:
+        """The first piece, which speaks for the attributes of all."""
+        return self.pieces[0]
+
+    @property
+    def width(self) -> int:
+        return int(self.tensor.shape[1])
+
+    @property
+    def rows(self) -> int:
+        return len(self.keys.context)
+
+    @property
+    def dtype(self) -> str:
+        return self.tensor.dtype
+
+    @property
+    def depth(self) -> Depth:
+        return self.tensor.depth
+
+    def read(self, rows: Rows) -> Floats:
+        """Rows in the order asked for, repeats allowed. [n] -> [n, W] float32."""
+        wanted, back = np.unique(rows, return_inverse=True)
+        out = np.empty((len(wanted), self.width), np.float32)
+        ends = [*self.starts[1:], self.rows]
+        for tensor, start, end in zip(self.pieces, self.starts, ends, strict=True):
+            low, high = np.searchsorted(wanted, [start, end])
+            if low < high:
+                out[low:high] = tensor.read(_selector(wanted[low:high] - start))
+        return out if len(wanted) == len(rows) and bool((wanted == rows).all()) else out[back]
+
+
+def _selector(rows: Rows) -> slice | Rows:
+    """A slice where the rows are consecutive, which HDF5 reads many times faster."""
+    if int(rows[-1]) - int(rows[0]) + 1 == len(rows):
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return rows
+
+
+def stacks_of(trace: Trace, side: str) -> dict[str, Stack]:
+    """Every tensor of a trace by name. Tensors with the same rows share one `Keys`."""
+    cache: dict[tuple[tuple[int, int], ...], Keys] = {}
+    stacks: dict[str, Stack] = {}
+    names = sorted({name for rank in trace.ranks for name in rank.tensors})
+    for name in names:
+        found = [
+            (number, rank, rank.tensors[name])
+            for number, rank in enumerate(trace.ranks)
+            if name in rank.tensors and rank.tensors[name].shape[0] > 0
+        ]
+        if not found:
+            continue
+        # The reader keeps equal row indices of a rank as one array, so its identity tells them apart.
+        mark = tuple((number, id(tensor.row_index)) for number, _, tensor in found)
+        if mark not in cache:
+            cache[mark] = _keys(found)
+        lengths = [int(tensor.shape[0]) for _, _, tensor in found]
+        starts = [sum(lengths[:i]) for i in range(len(lengths))]
+        stacks[name] = Stack(side, name, [tensor for _, _, tensor in found], cache[mark], starts)
+    return stacks
+
+
+def _keys(found: list[tuple[int, Rank, Tensor]]) -> Keys:
+    parts: dict[str, list[NDArray[np.generic]]] = {}
+    for number, rank, tensor in found:
+        index = np.asarray(tensor.row_index, np.int64)
+        passes = rank.rows["pass"][index]
+        columns = {
+            name: rank.rows[name][index] for name in ("context", "position", "token", "request", "status")
+        }
+        columns["phase"] = rank.passes["phase"][passes]
+        columns["model"] = rank.passes["model"][passes]
+        columns["row"] = index + (number << _RANK_SHIFT)
+        for name, values in columns.items():
+            parts.setdefault(name, []).append(values)
+    return Keys(**{name: np.concatenate(values) for name, values in parts.items()})  # type: ignore[arg-type]
+
+
+def is_draft(stack: Stack) -> bool:
+    """Whether the rows were computed by the draft model."""
+    return bool((stack.keys.model == int(Model.DRAFT)).any())

@@ -1,0 +1,159 @@
+"""What a diagnosis says: findings, the lines of its tables, and the report around them. Plain data, no arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+from hsprobe.compare.coverage import Coverage
+
+Depth = int | Literal["final"] | None
+
+
+class State(Enum):
+    """What became of one chunk."""
+
+    OK = "ok"
+    WRONG = "wrong depth"
+    DIFFERENT = "right place, other values"
+    SOME_ROWS = "some rows differ"
+    UNKNOWN = "matches nothing"
+    NO_ROWS = "no rows to compare"
+
+
+@dataclass(frozen=True)
+class PhaseLine:
+    """One chunk or layer in one phase. `error` is the median row error; NaN without finite rows."""
+
+    phase: str
+    rows: int
+    error: float
+    over: int
+    state: State
+    served: Depth = None
+
+
+@dataclass(frozen=True)
+class ChunkLine:
+    """One chunk: what the draft was trained on, and what it is served.
+
+    Attributes:
+        trained: depth of the training chunk; `trained_from` says how it is known: "declared" by the dump,
+            "identified" by hsprobe, "asked for" by the serving config (the training side being a whole model).
+        declared: depth the dump declares, where it declares one.
+        served: depth that the served chunk was found to carry; `served_chunk` the training chunk it equals, if
+            that is all that can be said.
+        error: median row error of served against trained. best_error: against the best candidate.
+        noise: error to expect between faithful computations.
+        margin: how many times worse the second best candidate fits, None with a single candidate.
+        agree, rows: rows in which the best candidate beats all others, of the rows that could vote.
+        compared, over: rows compared directly, and how many of them differ by more than a single row may.
+        worst: largest row error. worst_at: where, in words.
+    """
+
+    index: int
+    trained: Depth
+    trained_from: str
+    declared: Depth
+    served: Depth
+    served_chunk: int | None
+    state: State
+    error: float
+    best_error: float
+    noise: float
+    margin: float | None
+    next_best: str | None
+    agree: int
+    rows: int
+    confidence: float
+    compared: int
+    over: int
+    worst: float
+    worst_at: str
+    nonfinite_train: int = 0
+    nonfinite_infer: int = 0
+    phases: list[PhaseLine] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class LayerLine:
+    """The same tensor on both sides (a depth of the residual stream, or the final norm's output)."""
+
+    depth: Depth
+    error: float
+    noise: float
+    rows: int
+    over: int
+    ok: bool
+    nonfinite: int = 0
+    phases: list[PhaseLine] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Mend:
+    """What to change.
+
+    Attributes:
+        change: the line to change, old and new, where one line does it.
+        steps: where to change it, or what to do where no line does it.
+    """
+
+    change: str | None = None
+    steps: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One named fault.
+
+    Attributes:
+        code: stable name of the fault class.
+        rank: how damaging; findings are shown in ascending order.
+        chunks: the chunks that it explains.
+        agree, rows: rows that bear it out, of those that could.
+    """
+
+    code: str
+    title: str
+    rank: int
+    confidence: float
+    evidence: list[str] = field(default_factory=list)
+    mend: Mend = field(default_factory=Mend)
+    chunks: list[int] = field(default_factory=list)
+    agree: int = 0
+    rows: int = 0
+
+
+@dataclass(frozen=True)
+class SideSummary:
+    """One of the two traces, for the head of a report."""
+
+    path: str
+    producer: str
+    architecture: str | None
+    num_layers: int | None
+    hidden_size: int
+    dtype: str
+    state: str
+    gaps: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything `hsprobe diff` found out.
+
+    Attributes:
+        compared: the tensor names compared, such as "aux" with "aux".
+        notes: what the traces cannot tell, and which capture could.
+    """
+
+    same: bool
+    train: SideSummary
+    infer: SideSummary
+    compared: str
+    findings: list[Finding]
+    chunks: list[ChunkLine]
+    layers: list[LayerLine]
+    coverage: Coverage
+    notes: list[str]
