@@ -1,5 +1,6 @@
 """A server under observation: one that hsprobe starts and stops, or one that is already there."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -119,20 +120,15 @@ class LaunchedServer:
     def stop(self) -> None:
         """End every process of the server, first politely."""
         self._signal(signal.SIGTERM)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            # Its children share the group; whatever outlived the parent goes too.
-            self._signal(signal.SIGKILL)
-            self._process.wait()
+        # Its children share the group; whatever outlived the parent goes too.
+        self._signal(signal.SIGKILL)
+        self._process.wait()
 
     def _signal(self, number: signal.Signals) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
-        except ProcessLookupError:
-            pass
 
     def _failure(self, what: str) -> HsprobeError:
         tail = "\n".join(f"    {line}" for line in self.log_tail(LOG_LINES_SHOWN))

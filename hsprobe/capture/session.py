@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from hsprobe.capture.assemble import AssembleSummary, RequestTokens, assemble
 from hsprobe.capture.client import Answer, accept_length, generate_all
@@ -63,8 +63,8 @@ class Outcome:
     interrupted: bool = False
 
 
-class Progress:
-    """Receives what happens, for showing to a person; this one shows nothing."""
+class Progress(Protocol):
+    """Receives what happens, to show it to a person."""
 
     def starting(self, seconds: float, line: str) -> None:
         """The server is starting; its log's last line."""

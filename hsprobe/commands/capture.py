@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 from hsprobe.errors import HsprobeError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hsprobe.capture.prompts import Prompt
     from hsprobe.capture.session import Outcome, Plan
 
 DESCRIPTION = """\
@@ -165,7 +168,7 @@ def _check(args: argparse.Namespace) -> None:
     if args.server == "" and not args.server_arguments:
         raise HsprobeError(
             "--server without a URL starts a server, and needs its arguments.",
-            "Write them after --, as in: hsprobe capture --server -o infer.h5 --prompts p.jsonl -- --model-path DIR",
+            "Write them after --, as in: capture --server -o infer.h5 --prompts p.jsonl -- --model-path DIR",
         )
     if args.server_arguments and args.server != "":
         raise HsprobeError(
@@ -187,7 +190,7 @@ def _check(args: argparse.Namespace) -> None:
             raise HsprobeError(f"{error}.", "See hsprobe capture --help.") from None
 
 
-def _run_model(args: argparse.Namespace, prompts: list["object"]) -> int:
+def _run_model(args: argparse.Namespace, prompts: "Sequence[Prompt]") -> int:
     from hsprobe.report.progress import RowProgress
 
     try:
@@ -206,8 +209,8 @@ def _run_model(args: argparse.Namespace, prompts: list["object"]) -> int:
         device=args.device,
     )
     began = time.monotonic()
-    with RowProgress("Running the model", len(prompts)) as progress:
-        n_rows = capture_reference(plan, prompts, progress.advanced_to)  # type: ignore[arg-type]
+    with RowProgress("Running the model") as progress:
+        n_rows = capture_reference(plan, prompts, progress.advanced_to)
     kept = "every depth" if args.layers is None else f"layers {','.join(map(str, args.layers))}"
     print(
         f"{args.output}: {n_rows} rows of {len(prompts)} requests, {kept}, {time.monotonic() - began:.1f} s"
@@ -216,9 +219,7 @@ def _run_model(args: argparse.Namespace, prompts: list["object"]) -> int:
 
 
 def _finish(plan: "Plan", outcome: "Outcome") -> int:
-    from hsprobe.report.captured import describe_outcome
-
-    print(describe_outcome(plan.out, len(plan.prompts), outcome))
+    print(_describe(plan, outcome))
     if outcome.interrupted:
         print("hsprobe: interrupted; the trace holds what was recorded until then", file=sys.stderr)
         return 130
@@ -226,3 +227,18 @@ def _finish(plan: "Plan", outcome: "Outcome") -> int:
         print(f"hsprobe: {outcome.trouble}", file=sys.stderr)
         return 2
     return 0
+
+
+def _describe(plan: "Plan", outcome: "Outcome") -> str:
+    summary = outcome.summary
+    assert summary is not None
+    lines = [
+        f"{plan.out}: {summary.rows} rows in {summary.passes} passes on "
+        f"{summary.ranks} rank{'s' if summary.ranks != 1 else ''}, "
+        f"{len(outcome.answers)} of {len(plan.prompts)} prompts answered"
+    ]
+    if outcome.accept_length is not None:
+        lines.append(f"acceptance length reported by the server: {outcome.accept_length:.2f}")
+    if summary.gaps:
+        lines.append(f"{summary.gaps} gaps were recorded: hsprobe inspect {plan.out} lists them")
+    return "\n".join(lines)

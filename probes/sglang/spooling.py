@@ -50,7 +50,7 @@ class Copy:
         """The bytes in C order; waits for the device when the copy is still under way."""
         if self._ready is not None:
             self._ready.synchronize()
-        return memoryview(self._host.reshape(-1).view(torch.uint8).numpy())
+        return self._host.reshape(-1).view(torch.uint8).numpy().data
 
 
 class Spooler:

@@ -26,10 +26,10 @@ class PromptLike(Protocol):
     """A prompt as token ids or as text."""
 
     @property
-    def input_ids(self) -> tuple[int, ...] | None: ...  # noqa: D102
+    def input_ids(self) -> tuple[int, ...] | None: ...
 
     @property
-    def text(self) -> str | None: ...  # noqa: D102
+    def text(self) -> str | None: ...
 
 
 @dataclass(frozen=True)

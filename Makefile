@@ -1,0 +1,49 @@
+# make demo   the founding case on a real SGLang server, on the CPU
+# make test   everything: lint, types, tests, real servers included
+#
+# Third-party packages (11 GB, SGLang's own install) are built once for each user and dependency list, under
+# $XDG_CACHE_HOME/hsprobe; .venv is this checkout's own and holds only hsprobe.
+
+PYTHON ?= python3
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/hsprobe
+KEY := $(shell $(PYTHON) .ci/dependencies.py --key)
+PACKAGES := $(CACHE)/$(KEY)
+RUN := .venv/bin/python
+
+.PHONY: demo test lint types unit env clean
+.DEFAULT_GOAL := demo
+
+demo: env
+	@$(RUN) -m hsprobe.fixtures.demo
+
+test: lint types unit
+
+lint: env
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+# mypy cannot follow an editable install whose packages lie in several folders: lay them out as installed.
+types: env
+	@rm -rf build/typing && mkdir -p build/typing/hsprobe
+	@ln -s $(CURDIR)/hsprobe/* $(CURDIR)/probes $(CURDIR)/fixtures build/typing/hsprobe
+	MYPYPATH=build/typing $(RUN) -m mypy -p hsprobe
+
+unit: env
+	$(RUN) -m pytest
+
+env: .venv/ready
+
+.venv/ready: pyproject.toml $(PACKAGES)/ready
+	@echo "Setting up this checkout's .venv"
+	@rm -rf .venv && $(PACKAGES)/bin/python -m venv --without-pip .venv
+	@$(RUN) -c "import site; print(site.getsitepackages()[0])" > .venv/where
+	@$(PACKAGES)/bin/python -c "import site; print(site.getsitepackages()[0])" > "$$(cat .venv/where)/packages.pth"
+	@$(RUN) -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(PACKAGES)/ready:
+	@mkdir -p $(CACHE)
+	@flock $(CACHE)/$(KEY).lock .ci/packages "$(PYTHON)" "$(PACKAGES)"
+
+clean:
+	rm -rf .venv build demo-out
