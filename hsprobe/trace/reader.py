@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-import h5py  # type: ignore[import-untyped]
+import h5py
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt

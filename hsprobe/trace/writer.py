@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-import h5py  # type: ignore[import-untyped]
+import h5py
 import numpy as np
 import numpy.typing as npt
 
@@ -291,6 +291,8 @@ def _attributes(
 def _check_block(
     name: str, data: npt.NDArray[Any], index_n: npt.NDArray[np.int64], dtype: str, n_rows: int
 ) -> None:
+    if not all(part and part.isprintable() and part.strip(".") for part in name.split("/")):
+        raise ValueError(f"{name!r} cannot be the name of a tensor")
     if dtype not in schema.STORAGE:
         raise ValueError(f"{name}: unknown dtype {dtype!r}, expected one of {sorted(schema.STORAGE)}")
     if data.dtype != np.dtype(schema.STORAGE[dtype]):

@@ -1,0 +1,159 @@
+"""The first reading of a spool: its passes, and the token ids they show. Tensors are left for later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hsprobe.capture.rows import Ints, PassRows, RequestLog
+from hsprobe.trace.schema import COORDS, HEALTH_CHECK_PREFIX, Model
+from hsprobe.trace.spool import Record, SpoolReader
+
+MALFORMED = (ValueError, KeyError, TypeError, OverflowError)
+"""What a malformed record raises when it is taken apart."""
+_SETTLED = ("idle", "bye")
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Something that was not recorded, and why."""
+
+    reason: str
+    site: str | None = None
+    depth: int | str | None = None
+    number: int | None = None
+
+
+@dataclass
+class Segment:
+    """What one process recorded: a spool, or the part of it that begins with a "hello".
+
+    Attributes:
+        start, end: file offsets of its records.
+        rank: its number in the trace; -1 until `number_ranks`.
+        passes: by number, in the order in which they ran.
+        logs: token ids by request id.
+        finished: whether the process said that it had written all it recorded.
+        torn: whether the spool breaks off here.
+        row_of: pass number -> [T] row of the trace that each row of the pass became, -1 for none.
+    """
+
+    path: Path
+    start: int
+    hello: dict[str, Any]
+    end: int = 0
+    rank: int = -1
+    passes: dict[int, PassRows] = field(default_factory=dict)
+    logs: dict[str, RequestLog] = field(default_factory=dict)
+    gaps: list[Gap] = field(default_factory=list)
+    finished: bool = True
+    torn: bool = False
+    row_of: dict[int, Ints] = field(default_factory=dict)
+
+    @property
+    def coords(self) -> dict[str, int]:
+        """Place of the process in each kind of parallelism."""
+        return {name: self.hello[name] for name in COORDS if isinstance(self.hello.get(name), int)}
+
+    def records(self) -> Iterator[Record]:
+        """Its records, read again."""
+        for record in SpoolReader(self.path, self.start):
+            if record.end > self.end:
+                return
+            yield record
+
+    def take(self, record: Record) -> None:
+        """Note one record of the first reading."""
+        self.end = record.end
+        if record.kind in ("pass", "tensor"):
+            self.finished = False
+        elif record.kind in _SETTLED:
+            self.finished = True
+        try:
+            if record.kind == "request":
+                self._log(str(record.header["rid"])).set_prompt([int(i) for i in record.header["origin_ids"]])
+            elif record.kind == "pass":
+                self._take_pass(PassRows.parse(record.header, record.payload))
+            elif record.kind == "gap":
+                self.gaps.append(_gap(record.header))
+        except MALFORMED as error:
+            self.gaps.append(Gap(f"a {record.kind} record is malformed: {error}"))
+
+    def _take_pass(self, one: PassRows) -> None:
+        if one.number in self.passes:
+            raise ValueError(f"there are two passes {one.number}")
+        self.passes[one.number] = one
+        if one.model == Model.TARGET:
+            for block in one.blocks():
+                self._log(block.rid).see(one.phase, block)
+
+    def _log(self, rid: str) -> RequestLog:
+        if rid.startswith(HEALTH_CHECK_PREFIX):
+            return RequestLog()
+        return self.logs.setdefault(rid, RequestLog())
+
+    def close(self, torn: bool) -> None:
+        """There is no further record."""
+        self.torn = torn
+        last = max(self.passes, default=None)
+        if torn:
+            self.gaps.append(
+                Gap("the spool breaks off in the middle of a record; what follows is lost", number=last)
+            )
+        elif not self.finished:
+            self.gaps.append(Gap("the process ended before it had written all it recorded", number=last))
+
+
+def read_segments(path: Path, start: int) -> list[Segment]:
+    """Read the passes of a spool from an offset on; each further "hello" is a process that began anew.
+
+    Raises:
+        HsprobeError: the file cannot be read or is no spool.
+    """
+    reader = SpoolReader(path, start)
+    segment = Segment(path, start, _first_hello(path) if start else {}, end=start)
+    segments = [segment]
+    begun = start > 0
+    for record in reader:
+        if record.kind == "hello":
+            if begun:
+                segment.close(torn=False)
+                segment = Segment(path, segment.end, record.header)
+                segments.append(segment)
+            segment.hello = record.header
+            begun = True
+        segment.take(record)
+    segment.close(reader.torn)
+    return segments
+
+
+def number_ranks(segments: Sequence[Segment]) -> None:
+    """Number the processes that recorded a pass, by their own rank where that is free."""
+    used: set[int] = set()
+    for segment in segments:
+        wanted = segment.hello.get("rank")
+        rank = wanted if isinstance(wanted, int) and wanted >= 0 else 0
+        if not segment.passes:
+            segment.rank = rank
+            continue
+        while rank in used:
+            rank += 1
+        used.add(rank)
+        segment.rank = rank
+
+
+def _first_hello(path: Path) -> dict[str, Any]:
+    first = next(iter(SpoolReader(path)), None)
+    return first.header if first is not None and first.kind == "hello" else {}
+
+
+def _gap(header: dict[str, Any]) -> Gap:
+    site, depth, number = header.get("site"), header.get("depth"), header.get("pass")
+    return Gap(
+        str(header["reason"]),
+        site=None if site is None else str(site),
+        depth=depth if isinstance(depth, (int, str)) else None,
+        number=number if isinstance(number, int) else None,
+    )
