@@ -254,7 +254,9 @@ def _write_tensor(writer: TraceWriter, segment: Segment, record: Record, gaps: _
     one = segment.passes.get(header["pass"])
     if one is None:
         raise ValueError("its pass was not recorded")
-    dtype = str(header["dtype"])
+    site, dtype = header["site"], str(header["dtype"])
+    if not isinstance(site, str):
+        raise ValueError("it names no site")
     if dtype not in schema.STORAGE:
         raise ValueError(f"its dtype {dtype} is not known")
     n, width = (int(size) for size in header["shape"])
@@ -273,7 +275,7 @@ def _write_tensor(writer: TraceWriter, segment: Segment, record: Record, gaps: _
         str(header["name"]),
         data if kept.all() else data[kept],
         target[kept],
-        site=str(header["site"]),
+        site=site,
         dtype=dtype,
         depth=header.get("depth"),
         depths=header.get("depths"),
