@@ -14,7 +14,7 @@ RUN := .venv/bin/python
 .DEFAULT_GOAL := demo
 
 demo: env
-	@$(RUN) -m hsprobe.fixtures.demo
+	@$(RUN) -m hsprobe.fixtures.demo demo-out
 
 test: lint types unit
 

@@ -119,16 +119,14 @@ class LaunchedServer:
 
     def stop(self) -> None:
         """End every process of the server, first politely."""
-        self._signal(signal.SIGTERM)
+        if self._process.poll() is None:
+            self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_SECONDS)
         # Its children share the group; whatever outlived the parent goes too.
-        self._signal(signal.SIGKILL)
-        self._process.wait()
-
-    def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
     def _failure(self, what: str) -> HsprobeError:
         tail = "\n".join(f"    {line}" for line in self.log_tail(LOG_LINES_SHOWN))
