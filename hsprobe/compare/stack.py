@@ -152,7 +152,7 @@ def _keys(found: list[tuple[int, Rank, Tensor]]) -> Keys:
         columns["row"] = index + (number << _RANK_SHIFT)
         for name, values in columns.items():
             parts.setdefault(name, []).append(values)
-    return Keys(**{name: np.concatenate(values) for name, values in parts.items()})  # type: ignore[arg-type]
+    return Keys(**{name: np.concatenate(values) for name, values in parts.items()})
 
 
 def is_draft(stack: Stack) -> bool:

@@ -109,7 +109,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Row errors of every query against every candidate: errors [Q, C, n], NaN where there is no partner."""
+    """Row errors of every query against every candidate: errors [Q, C, n], NaN without a partner."""
 
     candidates: list[Candidate]
     rows: Rows
@@ -117,7 +117,7 @@ class Matrix:
     errors: Floats
 
     def labels(self, names: dict[int, Label] | None = None) -> list[Label]:
-        """Labels of the candidates; `names` puts depths in the place of training chunks that were resolved."""
+        """Labels of the candidates; `names` gives training chunks the depths they were found at."""
         known = names or {}
         return [
             known.get(c.label.number, c.label) if c.label.kind == "chunk" else c.label

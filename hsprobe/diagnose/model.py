@@ -1,4 +1,4 @@
-"""What a diagnosis says: findings, the lines of its tables, and the report around them. Plain data, no arrays."""
+"""What a diagnosis says: findings, table lines, and the report around them. Plain data, no arrays."""
 
 from __future__ import annotations
 
@@ -39,12 +39,14 @@ class ChunkLine:
     """One chunk: what the draft was trained on, and what it is served.
 
     Attributes:
-        trained: depth of the training chunk; `trained_from` says how it is known: "declared" by the dump,
-            "identified" by hsprobe, "asked for" by the serving config (the training side being a whole model).
+        trained: depth of the training chunk.
+        trained_from: how that is known: "declared" by the dump, "identified" by hsprobe, "asked for" by the
+            serving config (the training side being a whole model), or "unknown".
         declared: depth the dump declares, where it declares one.
-        served: depth that the served chunk was found to carry; `served_chunk` the training chunk it equals, if
-            that is all that can be said.
-        error: median row error of served against trained. best_error: against the best candidate.
+        served: depth that the served chunk was found to carry.
+        served_chunk: the training chunk that it equals, if that is all that can be said.
+        error: median row error of served against trained.
+        best_error: the same against the best candidate.
         noise: error to expect between faithful computations.
         margin: how many times worse the second best candidate fits, None with a single candidate.
         agree, rows: rows in which the best candidate beats all others, of the rows that could vote.

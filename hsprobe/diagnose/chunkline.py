@@ -1,0 +1,108 @@
+"""Put the measurements of one chunk into a line of the table."""
+
+from __future__ import annotations
+
+from hsprobe.compare.direct import Direct
+from hsprobe.compare.stack import Stack
+from hsprobe.diagnose.evidence import ChunkEvidence
+from hsprobe.diagnose.identify import Identity, Label
+from hsprobe.diagnose.judge import judge
+from hsprobe.diagnose.model import ChunkLine, Depth, PhaseLine, State
+from hsprobe.diagnose.naming import phase_name, short
+from hsprobe.trace.reader import Trace
+
+
+def chunk_evidence(
+    index: int,
+    *,
+    direct: Direct,
+    whole: Identity,
+    by_phase: dict[int, Identity],
+    trained: tuple[Depth, str, Depth],
+    wanted: Label,
+    declared_served: Depth,
+    worst_at: str,
+) -> ChunkEvidence:
+    """The evidence for served chunk `index`.
+
+    Args:
+        direct: served against trained.
+        whole, by_phase: what the served chunk was identified as.
+        trained: depth of the training chunk, how it is known, what the dump declares.
+        declared_served: the depth that the server says it is.
+    """
+    verdict = judge(direct, whole, by_phase, wanted)
+    total = direct.total
+    served, served_chunk = _served(whole, verdict.state, trained[0], declared_served)
+    phases = [
+        PhaseLine(
+            phase_name(phase),
+            stats.rows,
+            stats.median,
+            stats.over_limit,
+            verdict.phases[phase],
+            label_depth(by_phase[phase].best) if phase in by_phase and by_phase[phase].clear else None,
+        )
+        for phase, stats in sorted(direct.by_phase.items())
+    ]
+    line = ChunkLine(
+        index=index,
+        trained=trained[0],
+        trained_from=trained[1],
+        declared=trained[2],
+        served=served,
+        served_chunk=served_chunk,
+        state=verdict.state,
+        error=total.median,
+        best_error=whole.error,
+        noise=whole.expected,
+        margin=whole.margin,
+        next_best=None if whole.second is None else label_name(whole.second),
+        agree=whole.agree,
+        rows=whole.rows,
+        confidence=whole.confidence,
+        compared=total.rows,
+        over=total.over_limit,
+        worst=total.largest,
+        worst_at=worst_at,
+        nonfinite_train=direct.right_nonfinite,
+        nonfinite_infer=direct.left_nonfinite,
+        phases=phases,
+    )
+    return ChunkEvidence(line, whole, wanted, direct)
+
+
+def _served(identity: Identity, state: State, trained: Depth, declared: Depth) -> tuple[Depth, int | None]:
+    """(depth of the served chunk, training chunk that it equals) as far as either can be told."""
+    if not identity.clear or identity.best is None:
+        return (trained if state is State.OK else None), None
+    if identity.best.kind == "chunk":
+        return declared, identity.best.number
+    return label_depth(identity.best), None
+
+
+def label_depth(label: Label | None) -> Depth:
+    """The depth a label names, None where it names none."""
+    if label is None:
+        return None
+    return "final" if label.kind == "final" else label.depth
+
+
+def label_name(label: Label) -> str:
+    """A label for a table cell."""
+    if label.kind == "chunk":
+        return f"training chunk {label.number}"
+    if label.kind == "constant":
+        return "one vector in every row"
+    return short(label_depth(label))
+
+
+def row_place(stack: Stack, trace: Trace, row: int) -> str:
+    """`request r0, position 12 (prefill)`; empty without a row."""
+    if row < 0:
+        return ""
+    keys = stack.keys
+    request = int(keys.request[row])
+    names = trace.requests.ids
+    name = names[request] if 0 <= request < len(names) else "unknown"
+    return f"request {name}, position {int(keys.position[row])} ({phase_name(int(keys.phase[row]))})"

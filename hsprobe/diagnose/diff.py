@@ -1,0 +1,92 @@
+"""The one entry: compare a training dump with a capture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hsprobe.diagnose.evidence import Evidence
+from hsprobe.diagnose.gather import Gatherer
+from hsprobe.diagnose.model import Report, State
+from hsprobe.diagnose.naming import numbers, plural
+from hsprobe.diagnose.registry import findings
+from hsprobe.diagnose.sides import Side, check_same_model, open_side
+from hsprobe.errors import HsprobeError
+from hsprobe.trace.reader import Trace
+
+DEFAULT_ROWS = 1024
+
+
+def diff(train: Path | str, infer: Path | str, *, rows: int = DEFAULT_ROWS) -> Report:
+    """Say whether the states in `infer` are those the draft was trained on, and if not, what is wrong.
+
+    Args:
+        train: trace of the training dump, or of the whole model.
+        infer: trace of the running server.
+        rows: most rows to identify chunks on; the direct comparison takes all.
+
+    Raises:
+        HsprobeError: a file is unreadable, holds nothing, is of another model, or no row has a partner.
+    """
+    with Trace.open(Path(train)) as train_trace, Trace.open(Path(infer)) as infer_trace:
+        train_side, infer_side = open_side(train_trace, "train"), open_side(infer_trace, "infer")
+        check_same_model(train_side, infer_side)
+        evidence = Gatherer(train_side, infer_side, rows).run()
+        _check_something_compared(evidence, train_side, infer_side)
+        found = findings(evidence)
+        served = evidence.served.name if evidence.served else "layer"
+        trained = evidence.trained.name if evidence.trained else "layer"
+        return Report(
+            same=not found,
+            train=train_side.summary(),
+            infer=infer_side.summary(),
+            compared=served if served == trained else f"{trained} with {served}",
+            findings=found,
+            chunks=evidence.lines,
+            layers=evidence.layers,
+            coverage=evidence.coverage,
+            notes=[*evidence.notes, *_notes(evidence, train_side, infer_side)],
+        )
+
+
+def _check_something_compared(evidence: Evidence, train: Side, infer: Side) -> None:
+    judged = [line for line in evidence.lines if line.state is not State.NO_ROWS or line.nonfinite_infer]
+    if not judged and not evidence.layers and evidence.trained_chunks == evidence.served_chunks:
+        raise HsprobeError(
+            f"{train.trace.path} and {infer.trace.path} have no tensor in common that could be compared "
+            f"({', '.join(train.stacks)} against {', '.join(infer.stacks)}).",
+            "Capture with '--sites aux,layer'.",
+        )
+
+
+def _notes(evidence: Evidence, train: Side, infer: Side) -> list[str]:
+    notes = []
+    if evidence.served is None:
+        notes.append(
+            "INFER holds neither aux nor draft.input: this tells whether the model computes the right states, "
+            "not which of them the draft is handed; capture with '--sites aux,layer'."
+        )
+    elif evidence.served.name == "draft.input":
+        notes.append(
+            "INFER holds draft.input but no aux: a fault in the handover cannot be told from a fault in the "
+            "target; capture with '--sites aux,layer,draft.input'."
+        )
+    unknown = [line.index for line in evidence.lines if line.trained is None]
+    if unknown and not evidence.has_depths:
+        notes.append(
+            f"TRAIN does not say which depths its chunks hold ({numbers(unknown)}), and no depths were "
+            "captured that could tell; capture with '--sites aux,layer'."
+        )
+    nothing = [
+        line.index for line in evidence.lines if line.state is State.NO_ROWS and not line.nonfinite_infer
+    ]
+    if nothing:
+        notes.append(f"Nothing to compare with for chunk {numbers(nothing)}.")
+    for name, side in (("TRAIN", train), ("INFER", infer)):
+        if side.trace.gaps:
+            reason = side.trace.gaps[0].get("reason", "no reason given")
+            notes.append(f"{name} lists {plural(len(side.trace.gaps), 'gap')}; the first: {reason}.")
+        if side.trace.state == "recovered":
+            notes.append(f"{name} was recovered after a crash and ends at its last flush.")
+    if train.num_layers and infer.num_layers and train.num_layers != infer.num_layers:
+        notes.append(f"TRAIN's model has {train.num_layers} layers, INFER's has {infer.num_layers}.")
+    return notes

@@ -1,0 +1,113 @@
+"""What the fault classes look at: every comparison made, beside the provenance of both sides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hsprobe.compare.coverage import Coverage
+from hsprobe.compare.direct import Direct
+from hsprobe.compare.stack import Stack
+from hsprobe.diagnose.identify import Identity, Label
+from hsprobe.diagnose.model import ChunkLine, Depth, LayerLine
+
+
+@dataclass
+class Serving:
+    """What the capture's provenance says about the served model and its draft."""
+
+    producer: str
+    architecture: str
+    num_layers: int | None
+    version: str | None
+    aux_depths: list[int] | None
+    ids: list[int] | None
+    draft_config: str | None
+    draft_named: bool
+
+    @classmethod
+    def of(cls, provenance: dict[str, Any]) -> Serving:
+        """Read it from provenance, which may lack any of it or hold anything."""
+        model, draft = _dict(provenance.get("model")), _dict(provenance.get("draft"))
+        eagle = _dict(draft.get("eagle_config"))
+        ids = _ints(draft.get("aux_layer_ids"))
+        if ids is None:
+            ids = _ints(eagle.get("eagle_aux_hidden_state_layer_ids"))
+        layers = model.get("num_layers")
+        version = provenance.get("sglang_version")
+        path = draft.get("path")
+        return cls(
+            producer=str(provenance.get("producer") or "unknown"),
+            architecture=str(model.get("architecture") or ""),
+            num_layers=layers if isinstance(layers, int) and layers > 0 else None,
+            version=version if isinstance(version, str) else None,
+            aux_depths=_ints(_dict(provenance.get("aux")).get("depths")),
+            ids=ids,
+            draft_config=f"{path}/config.json" if isinstance(path, str) and path else None,
+            draft_named=bool(draft),
+        )
+
+
+@dataclass
+class ChunkEvidence:
+    """One chunk with the arrays' summaries still attached, for classes that need more than the line."""
+
+    line: ChunkLine
+    identity: Identity
+    wanted: Label
+    direct: Direct
+
+
+@dataclass
+class Evidence:
+    """All that was measured.
+
+    Attributes:
+        served, trained: the stacks whose chunks were compared; `trained` is None where the training side is a
+            whole model (every depth), `served` where the capture holds neither aux nor draft.input.
+        has_depths: whether either side holds tensors of the stream itself.
+        trained_depths: depth of every training chunk, in the dump's order.
+        handed: draft.input against aux, one a chunk; empty where the capture lacks either.
+        handed_widths: (aux, draft.input), None where the capture lacks either.
+    """
+
+    serving: Serving
+    hidden: int
+    num_layers: int | None
+    served: Stack | None
+    trained: Stack | None
+    has_depths: bool
+    trained_chunks: int
+    served_chunks: int
+    trained_depths: list[Depth]
+    chunks: list[ChunkEvidence]
+    layers: list[LayerLine]
+    handed: list[Direct]
+    handed_noise: float
+    handed_widths: tuple[int, int] | None
+    coverage: Coverage
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def lines(self) -> list[ChunkLine]:
+        return [chunk.line for chunk in self.chunks]
+
+    @property
+    def wanted_depths(self) -> list[int] | None:
+        """Depths the draft was trained on, in the dump's order, where all are known and are ids' to give."""
+        depths = [d for d in self.trained_depths if isinstance(d, int)]
+        return depths if depths and len(depths) == len(self.trained_depths) else None
+
+    @property
+    def served_depths(self) -> list[Depth]:
+        return [chunk.line.served for chunk in self.chunks]
+
+
+def _dict(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _ints(value: object) -> list[int] | None:
+    if isinstance(value, list) and value and all(type(item) is int for item in value):
+        return list(value)
+    return None

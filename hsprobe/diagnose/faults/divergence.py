@@ -1,0 +1,63 @@
+"""The residual stream itself differs between the two sides from some depth on."""
+
+from __future__ import annotations
+
+from hsprobe.diagnose.evidence import Evidence
+from hsprobe.diagnose.model import Finding, LayerLine, Mend
+from hsprobe.diagnose.naming import depth_name
+from hsprobe.diagnose.wording import figure
+
+CODE = "DIVERGENCE"
+RANK = 50
+
+
+def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
+    """One finding at the first depth at which the same tokens give other states."""
+    lines = evidence.layers
+    bad = [line for line in lines if not line.ok and line.rows > line.nonfinite]
+    if not bad:
+        return []
+    first, worst = bad[0], max(bad, key=lambda line: line.error)
+    before = [line for line in lines[: lines.index(first)] if line.ok]
+    after = lines[lines.index(first) :]
+    agree = (
+        f"the model states agree up to {depth_name(before[-1].depth)} and differ"
+        if before
+        else "the model states differ"
+    )
+    reach = "from there on" if all(not line.ok for line in after) and len(after) > 1 else "there"
+    proof = [
+        f"error {figure(first.error)} at {depth_name(first.depth)}, expected {figure(first.noise)} or less"
+    ]
+    if worst is not first:
+        proof.append(f"error {figure(worst.error)} at {depth_name(worst.depth)}, the largest")
+    proof += _phases(first)
+    return [
+        Finding(
+            code=CODE,
+            title=f"{agree} at {depth_name(first.depth)}, {reach}",
+            rank=RANK,
+            confidence=1.0,
+            evidence=proof,
+            mend=Mend(steps=[_step(first)]),
+            agree=first.over,
+            rows=first.rows,
+        )
+    ]
+
+
+def _phases(line: LayerLine) -> list[str]:
+    if len(line.phases) < 2:
+        return []
+    errors = ", ".join(f"{p.phase} {figure(p.error)}" for p in line.phases)
+    return [f"by phase: {errors}"]
+
+
+def _step(first: LayerLine) -> str:
+    if first.depth == 0:
+        return (
+            "The embedding differs, so the weights or the token ids do: compare the two models' checkpoints."
+        )
+    if isinstance(first.depth, int):
+        return f"Look at layer {first.depth - 1}, or at earlier ones that were not captured."
+    return "Look at the final norm: what it is given agrees where earlier depths were compared."

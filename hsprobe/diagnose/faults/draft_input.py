@@ -1,0 +1,45 @@
+"""The draft does not receive what the target handed over."""
+
+from __future__ import annotations
+
+from hsprobe.diagnose.evidence import Evidence
+from hsprobe.diagnose.judge import layer_ok
+from hsprobe.diagnose.model import Finding, Mend
+from hsprobe.diagnose.naming import numbers, phase_name
+from hsprobe.diagnose.wording import figure
+
+CODE = "DRAFT_INPUT"
+RANK = 40
+
+
+def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
+    """One finding if draft.input and aux differ for the same tokens, in width or in value."""
+    widths = evidence.handed_widths
+    if widths is None:
+        return []
+    if widths[0] != widths[1]:
+        title = f"the target hands over aux of width {widths[0]}, the draft receives width {widths[1]}"
+        return [_finding(title, [], 1.0, 0, 0)]
+    noise = evidence.handed_noise
+    bad = {k: d for k, d in enumerate(evidence.handed) if d.total.finite and not layer_ok(d.total, noise)}
+    if not bad:
+        return []
+    noun = "chunk" if len(bad) == 1 else "chunks"
+    proof = []
+    for k, direct in bad.items():
+        errors = ", ".join(
+            f"{phase_name(phase)} {figure(stats.median)}" for phase, stats in sorted(direct.by_phase.items())
+        )
+        proof.append(f"chunk {k}: error by phase: {errors}; expected {figure(noise)} or less")
+    worst = max((direct.total for direct in bad.values()), key=lambda stats: stats.over_limit)
+    title = f"draft.input differs from aux for the same tokens in {noun} {numbers(list(bad))}"
+    return [_finding(title, proof, 1.0, worst.over_limit, worst.finite)]
+
+
+def _finding(title: str, proof: list[str], confidence: float, agree: int, rows: int) -> Finding:
+    steps = [
+        "The ids are not the cause: the tensor changes between the target's forward pass and the draft's. "
+        "Look at what lies between (row selection, buffer reuse, a dtype cast), first with overlap "
+        "scheduling off (--disable-overlap-schedule)."
+    ]
+    return Finding(CODE, title, RANK, confidence, proof, Mend(steps=steps), [], agree, rows)

@@ -1,0 +1,327 @@
+"""Make every comparison that the two traces allow, and hand the evidence to the fault classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hsprobe.compare.align import Pairs, by_context, pair, spread
+from hsprobe.compare.coverage import Coverage, cover
+from hsprobe.compare.direct import Direct, Lane, compare_many
+from hsprobe.compare.noise import ROW_ALLOWANCE, expected_error
+from hsprobe.compare.stack import Rows, Stack
+from hsprobe.compare.statistics import Floats
+from hsprobe.diagnose.chunkline import chunk_evidence, row_place
+from hsprobe.diagnose.evidence import ChunkEvidence, Evidence, Serving
+from hsprobe.diagnose.identify import STUCK, TWIN, Candidate, Identity, Label, Matrix, identify, matrix
+from hsprobe.diagnose.judge import layer_ok
+from hsprobe.diagnose.model import Depth, LayerLine, PhaseLine, State
+from hsprobe.diagnose.naming import phase_name
+from hsprobe.diagnose.sides import (
+    Side,
+    chunk_lanes,
+    depth_candidates,
+    dtype_between,
+    served_depths,
+)
+from hsprobe.errors import HsprobeError
+
+# The same token gives the same embedding, bit for bit; this only allows for the arithmetic of the error.
+_EXACT = 1e-6
+_MIN_TWINS = 4
+
+
+@dataclass
+class Trained:
+    """A training chunk, or in a whole-model reference the depth the server was asked for.
+
+    Attributes:
+        depth: what it is; `source` how that is known; `declared` what the dump says.
+    """
+
+    lane: Lane | None
+    depth: Depth
+    source: str
+    declared: Depth
+
+    def label(self, index: int) -> Label:
+        return Label.of(self.depth, index)
+
+
+@dataclass
+class Gatherer:
+    """The comparisons between two sides.
+
+    Args:
+        rows: most rows to identify chunks on (the direct comparison always takes all).
+    """
+
+    train: Side
+    infer: Side
+    rows: int
+    notes: list[str] = field(default_factory=list)
+
+    def run(self) -> Evidence:
+        """Raises HsprobeError where nothing can be compared."""
+        self.serving = Serving.of(self.infer.trace.provenance)
+        self.num_layers = self.infer.num_layers or self.train.num_layers
+        served, trained = self.infer.chunked(), self.train.chunked()
+        anchor_train, anchor_infer = self._anchors(trained, served)
+        coverage = self._coverage(anchor_train, anchor_infer)
+        served_lanes = chunk_lanes(served, self.infer.hidden)
+        chosen = self._trained(trained, served, served_lanes)
+        chunks = self._chunks(served_lanes, chosen) if served else []
+        handed, widths = self._handed()
+        return Evidence(
+            serving=self.serving,
+            hidden=self.infer.hidden,
+            num_layers=self.num_layers,
+            served=served,
+            trained=trained,
+            has_depths=bool(depth_candidates(self.infer, self.train)),
+            trained_chunks=len(chosen),
+            served_chunks=len(served_lanes),
+            trained_depths=[t.depth for t in chosen],
+            chunks=chunks,
+            layers=self._layers(chosen, served is None),
+            handed=handed,
+            handed_noise=self._noise(None, self.infer.stacks.get("aux")),
+            handed_widths=widths,
+            coverage=coverage,
+            notes=self.notes,
+        )
+
+    def _anchors(self, trained: Stack | None, served: Stack | None) -> tuple[Stack, Stack]:
+        """The two stacks whose rows stand for coverage."""
+        train_layers, infer_layers = self.train.layers, self.infer.layers
+        anchor_train = trained or next((lane.stack for lane in train_layers.values()), None)
+        anchor_infer = served or next((lane.stack for lane in infer_layers.values()), None)
+        for anchor, side in ((anchor_train, self.train), (anchor_infer, self.infer)):
+            if anchor is None:
+                raise HsprobeError(
+                    f"{side.trace.path} holds no hidden states of the target, only {', '.join(side.stacks)}.",
+                    "Capture with '--sites aux,layer'.",
+                )
+        assert anchor_train is not None
+        assert anchor_infer is not None
+        return anchor_train, anchor_infer
+
+    def _coverage(self, train: Stack, infer: Stack) -> Coverage:
+        coverage = cover(self.train.trace, self.infer.trace, train, infer)
+        if not coverage.matched:
+            drift = coverage.drifts[0] if coverage.drifts else None
+            why = next(iter(coverage.reasons), "no token prefix is the same")
+            where = f" from position {drift.position} on" if drift and "differ" in why else ""
+            raise HsprobeError(
+                f"None of the {coverage.train_rows:,} training rows has a partner in "
+                f"{self.infer.trace.path}: {why}{where}.",
+                f"Capture with '--prompts {self.train.trace.path}', so that both see the same token ids.",
+            )
+        return coverage
+
+    # Which depth is each training chunk?
+
+    def _trained(
+        self, trained: Stack | None, served: Stack | None, served_lanes: list[Lane]
+    ) -> list[Trained]:
+        if trained is None:
+            return self._asked_for(served, len(served_lanes))
+        lanes = chunk_lanes(trained, self.train.hidden)
+        pairs = [pair(trained, lane.stack) for lane in self.infer.layers.values()]
+        if served is not None:
+            pairs.append(pair(trained, served))
+        rows = spread(_union([p.left for p in pairs]), trained.keys, self.rows)
+        candidates = depth_candidates(self.infer, self.train)
+        found = self._identities(matrix(lanes, [*candidates, TWIN, STUCK], rows), lanes, {})
+        result: list[Trained] = []
+        for lane, (whole, _) in zip(lanes, found, strict=True):
+            known = whole.best.depth if whole.best is not None and whole.clear else None
+            depth: Depth = "final" if whole.clear and whole.best == Label("final") else known
+            if depth is None:
+                source = "unknown" if lane.depth is None else "declared"
+                result.append(Trained(lane, lane.depth, source, lane.depth))
+            else:
+                source = "declared" if depth == lane.depth else "identified"
+                result.append(Trained(lane, depth, source, lane.depth))
+        return result
+
+    def _asked_for(self, served: Stack | None, count: int) -> list[Trained]:
+        """The training side is a whole model: compare with the depths the server was asked for."""
+        layers = self.train.layers
+        depths = served_depths(self.serving, served, count)
+        if served is not None:
+            self.notes.append(
+                "TRAIN holds every depth, not a draft's chunks: this checks the server against the model, "
+                "at the depths its config asks for, not against what a draft was trained on."
+            )
+        return [Trained(layers.get(d), d, "asked for", None) for d in depths]
+
+    # What is each served chunk?
+
+    def _chunks(self, lanes: list[Lane], chosen: list[Trained]) -> list[ChunkEvidence]:
+        count = min(len(lanes), len(chosen))
+        directs = self._directs(lanes[:count], chosen[:count])
+        names = {j: t.label(j) for j, t in enumerate(chosen)}
+        candidates = [*depth_candidates(self.infer, self.train), TWIN, STUCK]
+        mine = [t.lane for t in chosen if t.lane is not None and t.source != "asked for"]
+        candidates += [Candidate(Label.of(None, lane.chunk or 0), lane) for lane in mine]
+        stack = lanes[0].stack
+        there = {
+            id(c.lane.stack): c.lane.stack for c in candidates if c.lane and c.lane.stack.side == "train"
+        }
+        rows = spread(_union([pair(stack, s).left for s in there.values()]), stack.keys, self.rows)
+        table = matrix(lanes, candidates, rows)
+        found = self._identities(table, lanes, names)
+        if self.serving.producer == "sglang" and _put_in_order(chosen, [whole for whole, _ in found]):
+            names = {j: t.label(j) for j, t in enumerate(chosen)}
+            found = self._identities(table, lanes, names)
+        declared = served_depths(self.serving, stack, len(lanes))
+        chunks = []
+        for k, (whole, by_phase) in enumerate(found[:count]):
+            trained = chosen[k]
+            chunks.append(
+                chunk_evidence(
+                    k,
+                    direct=directs[k],
+                    whole=whole,
+                    by_phase=by_phase,
+                    trained=(trained.depth, trained.source, trained.declared),
+                    wanted=trained.label(k),
+                    declared_served=declared[k],
+                    worst_at=row_place(stack, self.infer.trace, directs[k].total.largest_at),
+                )
+            )
+        return chunks
+
+    def _directs(self, lanes: list[Lane], chosen: list[Trained]) -> list[Direct]:
+        directs = [Direct() for _ in lanes]
+        groups: dict[int, list[int]] = {}
+        for k, trained in enumerate(chosen):
+            if trained.lane is not None:
+                groups.setdefault(id(trained.lane.stack), []).append(k)
+        for members in groups.values():
+            jobs = []
+            for k in members:
+                right = chosen[k].lane
+                assert right is not None
+                limit = ROW_ALLOWANCE * self._noise(chosen[k].depth, lanes[k].stack, right.stack)
+                jobs.append((lanes[k], right, limit))
+            for k, direct in zip(members, compare_many(jobs), strict=True):
+                directs[k] = direct
+        return directs
+
+    def _noise(self, depth: Depth, *stacks: Stack | None) -> float:
+        top = self.num_layers or 32
+        # An unknown depth is given the noise of the deepest.
+        level = depth if isinstance(depth, int) else top
+        return expected_error(dtype_between(self.train, self.infer, *stacks), level)
+
+    def _identities(
+        self, table: Matrix, lanes: list[Lane], names: dict[int, Label]
+    ) -> list[tuple[Identity, dict[int, Identity]]]:
+        """For each lane, over all rows and by phase."""
+        labels = table.labels(names)
+        result = []
+        for q, lane in enumerate(lanes):
+            errors = _without_own(table, q)
+            first = identify(errors, labels, 0.0)
+            depth: Depth = first.best.depth if first.best is not None else None
+            noise = self._noise(depth, lane.stack)
+            whole = identify(errors, labels, noise)
+            phases = {
+                int(phase): identify(errors[:, table.phases == phase], labels, noise)
+                for phase in np.unique(table.phases)
+            }
+            result.append((whole, phases))
+        return result
+
+    # The stream itself, and what the draft is handed
+
+    def _layers(self, chosen: list[Trained], no_served: bool) -> list[LayerLine]:
+        others: dict[Depth, Lane] = dict(self.train.layers)
+        if no_served:
+            others.update({t.depth: t.lane for t in chosen if t.lane is not None and t.depth is not None})
+        lines = []
+        for depth, lane in self.infer.layers.items():
+            other = others.get(depth)
+            if other is None:
+                continue
+            noise = self._noise(depth, lane.stack, other.stack)
+            direct = compare_many([(lane, other, ROW_ALLOWANCE * noise)])[0]
+            lines.append(_layer_line(depth, direct, noise))
+        return sorted((line for line in lines if line.rows), key=lambda line: _order(line.depth))
+
+    def _handed(self) -> tuple[list[Direct], tuple[int, int] | None]:
+        aux, handed = self.infer.stacks.get("aux"), self.infer.stacks.get("draft.input")
+        if aux is None or handed is None:
+            return [], None
+        widths = (aux.width, handed.width)
+        if aux.width != handed.width:
+            return [], widths
+        noise = self._noise(None, aux)
+        pairs: Pairs = by_context(handed.keys, aux.keys)
+        lanes = zip(chunk_lanes(handed, self.infer.hidden), chunk_lanes(aux, self.infer.hidden), strict=True)
+        jobs = [(a, b, ROW_ALLOWANCE * noise) for a, b in lanes]
+        return compare_many(jobs, pairs), widths
+
+
+def _put_in_order(chosen: list[Trained], found: list[Identity]) -> bool:
+    """Correct the depths that a dump declares where they contradict SGLang's ascending order.
+
+    SGLang hands chunks over in ascending depth. Where the served chunks, named by the depths which the dump
+    declares for its own, would not ascend, it is the dump that names its chunks wrongly. Returns whether
+    anything was changed.
+    """
+    depths = [whole.best.depth for whole in found if whole.clear and whole.best is not None]
+    known = [depth for depth in depths if depth is not None]
+    if len(known) != len(found) or len(set(known)) != len(known) or known == sorted(known):
+        return False
+    if any(trained.source != "declared" for trained in chosen):
+        return False
+    right = dict(zip(known, sorted(known), strict=True))
+    for trained in chosen:
+        if isinstance(trained.depth, int) and right.get(trained.depth, trained.depth) != trained.depth:
+            trained.depth, trained.source = right[trained.depth], "identified"
+    return True
+
+
+def _without_own(table: Matrix, query: int) -> Floats:
+    """Errors [C, n] of one query; candidates made of its own rows stay only if they fit exactly.
+
+    Deeper layers too give equal tokens similar vectors, so "similar" proves nothing there.
+    """
+    errors: Floats = table.errors[query].copy()
+    twin, stuck = table.candidates.index(TWIN), table.candidates.index(STUCK)
+    for index in (twin, stuck):
+        seen = errors[index][np.isfinite(errors[index])]
+        if len(seen) < _MIN_TWINS or float(np.median(seen)) > _EXACT:
+            errors[index] = np.nan
+    # Every row being the same, or no two tokens being different, equal rows of equal tokens prove nothing.
+    if np.isfinite(errors[stuck]).any() or not np.isfinite(table.errors[query, stuck]).any():
+        errors[twin] = np.nan
+    return errors
+
+
+def _layer_line(depth: Depth, direct: Direct, noise: float) -> LayerLine:
+    total = direct.total
+    phases = [
+        PhaseLine(
+            phase_name(phase),
+            stats.rows,
+            stats.median,
+            stats.over_limit,
+            State.OK if layer_ok(stats, noise) else State.DIFFERENT,
+        )
+        for phase, stats in sorted(direct.by_phase.items())
+    ]
+    ok = layer_ok(total, noise) and all(line.state is State.OK for line in phases)
+    return LayerLine(depth, total.median, noise, total.rows, total.over_limit, ok, total.nonfinite, phases)
+
+
+def _order(depth: Depth) -> int:
+    return depth if isinstance(depth, int) else 1 << 30
+
+
+def _union(parts: list[Rows]) -> Rows:
+    return np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
