@@ -166,9 +166,9 @@ class Tensor:
             order = np.argsort(rows, kind="stable")
             done = 0
             for near in self._runs(rows[order], columns):
-                lo = int(near[0])
-                block = self._data[lo : int(near[-1]) + 1, columns]
-                out[order[done : done + len(near)]] = convert(block[near - lo])
+                lo, hi = int(near[0]), int(near[-1]) + 1
+                # Not kept in a variable: two blocks would then be alive at once.
+                out[order[done : done + len(near)]] = convert(self._data[lo:hi, columns][near - lo])
                 done += len(near)
         return out
 

@@ -29,7 +29,7 @@ Depth = int | Literal["final"]
 _BLOCK_BYTES = 1 << 19
 """Aim for one HDF5 chunk of a tensor, and the most that is held back of a tensor before it is written."""
 _MAX_BLOCK_ROWS = 4096
-_COLUMN_CHUNK = 4096
+_COLUMN_CHUNK = 1024
 # The 1.10 format checksums metadata and marks a file whose writer died.
 _LIBVER = ("v110", "v110")
 
