@@ -164,6 +164,7 @@ def write_infer(
     spoil: Spoil | None = None,
     keep: int | None = None,
     provenance: dict[str, Any] | None = None,
+    jitter: float = 1e-7,
 ) -> Path:
     """A capture from a server: prefill of the first part of each request, then decode and verify passes.
 
@@ -171,6 +172,7 @@ def write_infer(
         depths: what the server hands over.
         ids: as written in the draft's config; by default those that ask for `depths` in a Llama.
         keep: only the first rows of each request.
+        jitter: relative rounding noise by which the server's states differ from the dump's.
     """
     world = world or World()
     known = {
@@ -186,7 +188,7 @@ def write_infer(
     with TraceWriter(path, known) as writer:
         writer.add_rank(0, {"tp": 0})
         for number, tokens in enumerate(world.requests):
-            _serve(writer, world, number, tokens[:keep], list(depths), sites, spoil)
+            _serve(writer, world, number, tokens[:keep], list(depths), sites, spoil, jitter)
         writer.set_requests([f"s{i}" for i in range(len(world.requests))], world.requests, _lengths(world))
     return path
 
@@ -199,8 +201,14 @@ def _serve(
     depths: list[int],
     sites: Sequence[str],
     spoil: Spoil | None,
+    jitter: float,
 ) -> None:
+    rng = np.random.default_rng(number)
     states = {d: x[: len(tokens)] for d, x in world.states(number).items()}
+    for depth, x in states.items():
+        # The embedding is looked up, not computed: it has no rounding of its own.
+        if depth != 0:
+            states[depth] = x + x * rng.normal(scale=jitter, size=x.shape).astype(np.float32)
     first, second = len(tokens) // 2, 3 * len(tokens) // 4
     spans = [(0, first, Phase.PREFILL)]
     spans += [(p, p + 1, Phase.DECODE) for p in range(first, second)]

@@ -21,7 +21,7 @@ def chunk_evidence(
     trained: tuple[Depth, str, Depth],
     wanted: Label,
     declared_served: Depth,
-    worst_at: str,
+    places: tuple[str, str],
 ) -> ChunkEvidence:
     """The evidence for served chunk `index`.
 
@@ -30,6 +30,7 @@ def chunk_evidence(
         whole, by_phase: what the served chunk was identified as.
         trained: depth of the training chunk, how it is known, what the dump declares.
         declared_served: the depth that the server says it is.
+        places: where the worst row and the first row that is not finite are, in words.
     """
     verdict = judge(direct, whole, by_phase, wanted)
     total = direct.total
@@ -64,9 +65,10 @@ def chunk_evidence(
         compared=total.rows,
         over=total.over_limit,
         worst=total.largest,
-        worst_at=worst_at,
+        worst_at=places[0],
         nonfinite_train=direct.right_nonfinite,
         nonfinite_infer=direct.left_nonfinite,
+        nonfinite_at=places[1],
         phases=phases,
     )
     return ChunkEvidence(line, whole, wanted, direct)
@@ -74,8 +76,10 @@ def chunk_evidence(
 
 def _served(identity: Identity, state: State, trained: Depth, declared: Depth) -> tuple[Depth, int | None]:
     """(depth of the served chunk, training chunk that it equals) as far as either can be told."""
+    if state is State.OK and trained is not None:
+        return trained, None
     if not identity.clear or identity.best is None:
-        return (trained if state is State.OK else None), None
+        return None, None
     if identity.best.kind == "chunk":
         return declared, identity.best.number
     return label_depth(identity.best), None

@@ -62,8 +62,8 @@ def _notes(evidence: Evidence, train: Side, infer: Side) -> list[str]:
     notes = []
     if evidence.served is None:
         notes.append(
-            "INFER holds neither aux nor draft.input: this tells whether the model computes the right states, "
-            "not which of them the draft is handed; capture with '--sites aux,layer'."
+            "INFER holds neither aux nor draft.input: this tells whether the model computes the right "
+            "states, not which of them the draft is handed; capture with '--sites aux,layer'."
         )
     elif evidence.served.name == "draft.input":
         notes.append(

@@ -67,6 +67,7 @@ class Evidence:
             whole model (every depth), `served` where the capture holds neither aux nor draft.input.
         has_depths: whether either side holds tensors of the stream itself.
         trained_depths: depth of every training chunk, in the dump's order.
+        claimed_depths: depth of every served chunk by the server's own account.
         handed: draft.input against aux, one a chunk; empty where the capture lacks either.
         handed_widths: (aux, draft.input), None where the capture lacks either.
     """
@@ -80,6 +81,7 @@ class Evidence:
     trained_chunks: int
     served_chunks: int
     trained_depths: list[Depth]
+    claimed_depths: list[Depth]
     chunks: list[ChunkEvidence]
     layers: list[LayerLine]
     handed: list[Direct]

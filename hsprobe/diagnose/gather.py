@@ -12,10 +12,10 @@ from hsprobe.compare.direct import Direct, Lane, compare_many
 from hsprobe.compare.noise import ROW_ALLOWANCE, expected_error
 from hsprobe.compare.stack import Rows, Stack
 from hsprobe.compare.statistics import Floats
-from hsprobe.diagnose.chunkline import chunk_evidence, row_place
+from hsprobe.diagnose.chunkline import chunk_evidence, label_depth, row_place
 from hsprobe.diagnose.evidence import ChunkEvidence, Evidence, Serving
 from hsprobe.diagnose.identify import STUCK, TWIN, Candidate, Identity, Label, Matrix, identify, matrix
-from hsprobe.diagnose.judge import layer_ok
+from hsprobe.diagnose.judge import rows_ok
 from hsprobe.diagnose.model import Depth, LayerLine, PhaseLine, State
 from hsprobe.diagnose.naming import phase_name
 from hsprobe.diagnose.sides import (
@@ -83,6 +83,7 @@ class Gatherer:
             trained_chunks=len(chosen),
             served_chunks=len(served_lanes),
             trained_depths=[t.depth for t in chosen],
+            claimed_depths=served_depths(self.serving, served, len(served_lanes)),
             chunks=chunks,
             layers=self._layers(chosen, served is None),
             handed=handed,
@@ -136,14 +137,11 @@ class Gatherer:
         found = self._identities(matrix(lanes, [*candidates, TWIN, STUCK], rows), lanes, {})
         result: list[Trained] = []
         for lane, (whole, _) in zip(lanes, found, strict=True):
-            known = whole.best.depth if whole.best is not None and whole.clear else None
-            depth: Depth = "final" if whole.clear and whole.best == Label("final") else known
-            if depth is None:
-                source = "unknown" if lane.depth is None else "declared"
-                result.append(Trained(lane, lane.depth, source, lane.depth))
+            depth = label_depth(whole.best) if whole.clear else None
+            if lane.depth is not None and not whole.rules_out(Label.of(lane.depth)):
+                result.append(Trained(lane, lane.depth, "declared", lane.depth))
             else:
-                source = "declared" if depth == lane.depth else "identified"
-                result.append(Trained(lane, depth, source, lane.depth))
+                result.append(Trained(lane, depth, "unknown" if depth is None else "identified", lane.depth))
         return result
 
     def _asked_for(self, served: Stack | None, count: int) -> list[Trained]:
@@ -180,6 +178,7 @@ class Gatherer:
         chunks = []
         for k, (whole, by_phase) in enumerate(found[:count]):
             trained = chosen[k]
+            trace, total, first = self.infer.trace, directs[k].total, directs[k].first_nonfinite
             chunks.append(
                 chunk_evidence(
                     k,
@@ -189,7 +188,7 @@ class Gatherer:
                     trained=(trained.depth, trained.source, trained.declared),
                     wanted=trained.label(k),
                     declared_served=declared[k],
-                    worst_at=row_place(stack, self.infer.trace, directs[k].total.largest_at),
+                    places=(row_place(stack, trace, total.largest_at), row_place(stack, trace, first)),
                 )
             )
         return chunks
@@ -311,11 +310,11 @@ def _layer_line(depth: Depth, direct: Direct, noise: float) -> LayerLine:
             stats.rows,
             stats.median,
             stats.over_limit,
-            State.OK if layer_ok(stats, noise) else State.DIFFERENT,
+            State.OK if rows_ok(stats, noise) or not stats.finite else State.DIFFERENT,
         )
         for phase, stats in sorted(direct.by_phase.items())
     ]
-    ok = layer_ok(total, noise) and all(line.state is State.OK for line in phases)
+    ok = (rows_ok(total, noise) or not total.finite) and all(line.state is State.OK for line in phases)
     return LayerLine(depth, total.median, noise, total.rows, total.over_limit, ok, total.nonfinite, phases)
 
 

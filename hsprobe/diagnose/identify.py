@@ -6,7 +6,7 @@ Shapes: Q queries, C candidates, n rows, H channels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -65,6 +65,7 @@ class Identity:
         second, second_error: the next best label.
         agree, rows: rows in which `best` beats every other label, of the rows that could vote.
         expected: noise at which `best` counts as equal.
+        errors: median row error of every label that had rows.
     """
 
     best: Label | None = None
@@ -74,6 +75,13 @@ class Identity:
     agree: int = 0
     rows: int = 0
     expected: float = 0.0
+    errors: dict[Label, float] = field(default_factory=dict)
+
+    def rules_out(self, label: Label) -> bool:
+        """Whether another label is clearly right and fits clearly better; equal layers rule out nothing."""
+        if self.best is None or self.best == label or not self.clear:
+            return False
+        return self.error < CLEAR_RATIO * self.errors.get(label, float("inf"))
 
     @property
     def margin(self) -> float | None:
@@ -204,4 +212,5 @@ def identify(errors_Cn: Floats, labels: Sequence[Label], expected: float) -> Ide
         agree=int(np.count_nonzero(wins)),
         rows=int(np.count_nonzero(voters)),
         expected=expected,
+        errors={label: float(m) for label, m in zip(distinct, medians, strict=True) if np.isfinite(m)},
     )

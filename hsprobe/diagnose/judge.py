@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hsprobe.compare.direct import Direct
 from hsprobe.compare.noise import MEDIAN_ALLOWANCE
 from hsprobe.compare.statistics import ErrorStats
-from hsprobe.diagnose.identify import CLEAR_RATIO, Identity, Label
+from hsprobe.diagnose.identify import Identity, Label
 from hsprobe.diagnose.model import State
 
 # A stray row in two hundred may stick out for its own reasons (a routing tie in a mixture of experts).
@@ -58,17 +58,17 @@ def judge_rows(stats: ErrorStats, identity: Identity, wanted: Label) -> State:
 
 
 def _is_other(identity: Identity, wanted: Label, error: float) -> bool:
-    """Whether the rows are clearly something else than wanted, and clearly better so (NaN: no partner)."""
-    if identity.best is None or identity.best == wanted or not identity.clear:
+    """Whether the rows are clearly something else than wanted."""
+    if identity.best is None or not identity.rules_out(wanted):
         return False
     if wanted.kind == "chunk" and identity.best.kind != "chunk":
         # The depth of the training chunk is unknown, so another depth proves nothing; but the embedding
         # where the direct comparison fails is one fault that needs no more evidence.
         return identity.best.depth == 0 and error > MEDIAN_ALLOWANCE * identity.expected
-    return not error * CLEAR_RATIO < identity.error
+    return True
 
 
-def layer_ok(stats: ErrorStats, noise: float) -> bool:
-    """Whether the same depth of both sides is equal up to noise."""
+def rows_ok(stats: ErrorStats, noise: float) -> bool:
+    """Whether the finite rows are equal up to noise, and there are any."""
     within = stats.finite > 0 and stats.median <= MEDIAN_ALLOWANCE * noise
-    return within and stats.over_limit <= STRAY_SHARE * stats.finite and not stats.nonfinite
+    return within and stats.over_limit <= STRAY_SHARE * stats.finite

@@ -15,6 +15,10 @@ KEY = "eagle_aux_hidden_state_layer_ids"
 def ids_mend(evidence: Evidence) -> Mend:
     """The ids that make the server hand over the depths that the draft was trained on."""
     wanted = evidence.wanted_depths
+    if "final" in evidence.trained_depths:
+        return Mend(
+            steps=["No ids make SGLang hand over the final norm's output; train on depths before it."]
+        )
     if wanted is None:
         return Mend(
             steps=[

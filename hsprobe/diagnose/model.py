@@ -51,7 +51,7 @@ class ChunkLine:
         margin: how many times worse the second best candidate fits, None with a single candidate.
         agree, rows: rows in which the best candidate beats all others, of the rows that could vote.
         compared, over: rows compared directly, and how many of them differ by more than a single row may.
-        worst: largest row error. worst_at: where, in words.
+        worst: largest row error. worst_at, nonfinite_at: where that and the first NaN or Inf are, in words.
     """
 
     index: int
@@ -75,6 +75,7 @@ class ChunkLine:
     worst_at: str
     nonfinite_train: int = 0
     nonfinite_infer: int = 0
+    nonfinite_at: str = ""
     phases: list[PhaseLine] = field(default_factory=list)
 
 
@@ -113,7 +114,7 @@ class Finding:
         code: stable name of the fault class.
         rank: how damaging; findings are shown in ascending order.
         chunks: the chunks that it explains.
-        agree, rows: rows that bear it out, of those that could.
+        agree, rows: rows that bear it out, of those that could; `tally` says what is counted.
     """
 
     code: str
@@ -125,6 +126,7 @@ class Finding:
     chunks: list[int] = field(default_factory=list)
     agree: int = 0
     rows: int = 0
+    tally: str = "rows agree"
 
 
 @dataclass(frozen=True)

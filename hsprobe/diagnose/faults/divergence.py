@@ -42,6 +42,7 @@ def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
             mend=Mend(steps=[_step(first)]),
             agree=first.over,
             rows=first.rows,
+            tally="rows differ",
         )
     ]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from hsprobe.compare.direct import Direct
 from hsprobe.diagnose.evidence import Evidence
-from hsprobe.diagnose.judge import layer_ok
+from hsprobe.diagnose.judge import rows_ok
 from hsprobe.diagnose.model import Finding, Mend
 from hsprobe.diagnose.naming import numbers, phase_name
 from hsprobe.diagnose.wording import figure
@@ -21,7 +22,7 @@ def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
         title = f"the target hands over aux of width {widths[0]}, the draft receives width {widths[1]}"
         return [_finding(title, [], 1.0, 0, 0)]
     noise = evidence.handed_noise
-    bad = {k: d for k, d in enumerate(evidence.handed) if d.total.finite and not layer_ok(d.total, noise)}
+    bad = {k: d for k, d in enumerate(evidence.handed) if not _same(d, noise)}
     if not bad:
         return []
     noun = "chunk" if len(bad) == 1 else "chunks"
@@ -36,10 +37,16 @@ def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
     return [_finding(title, proof, 1.0, worst.over_limit, worst.finite)]
 
 
+def _same(direct: Direct, noise: float) -> bool:
+    """Whether a chunk arrived as it was sent; NaN that was sent is another class's fault."""
+    arrived = direct.left_nonfinite == direct.right_nonfinite
+    return arrived and (not direct.total.finite or rows_ok(direct.total, noise))
+
+
 def _finding(title: str, proof: list[str], confidence: float, agree: int, rows: int) -> Finding:
     steps = [
         "The ids are not the cause: the tensor changes between the target's forward pass and the draft's. "
         "Look at what lies between (row selection, buffer reuse, a dtype cast), first with overlap "
         "scheduling off (--disable-overlap-schedule)."
     ]
-    return Finding(CODE, title, RANK, confidence, proof, Mend(steps=steps), [], agree, rows)
+    return Finding(CODE, title, RANK, confidence, proof, Mend(steps=steps), [], agree, rows, "rows differ")

@@ -29,7 +29,11 @@ def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
             )
         else:
             title = f"{plural(layers[0].nonfinite, 'row')} hold NaN or Inf at {depth_name(layers[0].depth)}"
-        proof = [f"aux chunk {index}: {plural(count, 'row')}" for index, count in bad.items()]
+        proof = [
+            f"aux chunk {line.index}: {plural(bad[line.index], 'row')}, the first at {line.nonfinite_at}"
+            for line in evidence.lines
+            if line.index in bad
+        ]
         if layers and side == "infer":
             proof.append(f"first at {depth_name(layers[0].depth)}")
         found.append(
@@ -47,6 +51,7 @@ def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
                 ],
                 agree=max(bad.values(), default=0),
                 rows=max((line.compared for line in evidence.lines), default=0),
+                tally="rows affected",
             )
         )
     return found

@@ -41,6 +41,7 @@ def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
             chunks=[line.index for line in mixed],
             agree=max(p.rows for p in wrong),
             rows=max(line.compared for line in mixed),
+            tally="rows differ",
         )
     ]
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from hsprobe.diagnose.chunkline import label_name
 from hsprobe.diagnose.evidence import ChunkEvidence, Evidence
-from hsprobe.diagnose.identify import Label
-from hsprobe.diagnose.model import ChunkLine, Finding, Mend, State
-from hsprobe.diagnose.naming import depth_name, plural
+from hsprobe.diagnose.model import Finding, Mend, State
+from hsprobe.diagnose.naming import listed, numbers
 from hsprobe.diagnose.wording import figure
 
 CODE = "UNEXPLAINED"
@@ -14,71 +13,77 @@ RANK = 90
 
 
 def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
-    """One finding for each remaining chunk that differs."""
-    quiet = (State.OK, State.NO_ROWS)
-    return [
-        _finding(evidence, chunk)
-        for chunk in evidence.chunks
-        if chunk.line.index not in explained and chunk.line.state not in quiet
-    ]
+    """One finding for all remaining chunks that differ in the same way."""
+    groups: dict[State, list[ChunkEvidence]] = {}
+    for chunk in evidence.chunks:
+        state = chunk.line.state
+        if chunk.line.index not in explained and state not in (State.OK, State.NO_ROWS):
+            groups.setdefault(state, []).append(chunk)
+    return [_finding(evidence, state, chunks) for state, chunks in groups.items()]
 
 
-def _finding(evidence: Evidence, chunk: ChunkEvidence) -> Finding:
-    line = chunk.line
-    total = chunk.direct.total
-    proof = [
-        f"error {figure(line.error)} against the training chunk, expected noise {figure(line.noise)}; "
-        f"{line.over:,} of {plural(total.finite, 'row')} differ by more than a single row may"
-    ]
-    if line.worst_at:
-        proof.append(f"worst row: {figure(line.worst)} at {line.worst_at}")
-    if len(line.phases) > 1:
-        proof.append("by phase: " + ", ".join(f"{p.phase} {figure(p.error)}" for p in line.phases))
-    proof += _nearest(chunk)
+def _finding(evidence: Evidence, state: State, chunks: list[ChunkEvidence]) -> Finding:
+    lines = [chunk.line for chunk in chunks]
+    measured = state is State.DIFFERENT
     return Finding(
         code=CODE,
-        title=_title(line, chunk.identity.best),
+        title=_title(state, chunks),
         rank=RANK,
-        confidence=line.confidence if line.state is State.DIFFERENT else 1.0,
-        evidence=proof,
-        mend=Mend(steps=_steps(evidence, line)),
-        chunks=[line.index],
-        agree=line.over,
-        rows=total.finite,
+        # A place that was identified is as sure as the identification; that rows differ is measured.
+        confidence=min(line.confidence for line in lines) if measured else 1.0,
+        evidence=[sentence for chunk in chunks for sentence in _proof(chunk)],
+        mend=Mend(steps=[_step(evidence, state)]),
+        chunks=[line.index for line in lines],
+        agree=max(line.over for line in lines),
+        rows=max(line.compared for line in lines),
+        tally="rows differ",
     )
 
 
-def _title(line: ChunkLine, best: Label | None) -> str:
-    name = f"aux chunk {line.index}"
-    if line.state is State.SOME_ROWS:
-        return f"{name} matches in most rows, but {line.over:,} of {line.compared:,} differ"
-    if line.state is State.DIFFERENT:
-        return f"{name} is {depth_name(line.trained)} as trained, but its values are further off than noise"
-    if best is not None and best.kind == "constant":
-        return f"{name} holds one and the same vector in every row"
-    return f"{name} matches no depth that was captured (trained on {depth_name(line.trained)})"
+def _title(state: State, chunks: list[ChunkEvidence]) -> str:
+    lines = [chunk.line for chunk in chunks]
+    one = len(lines) == 1
+    name = f"aux {'chunk' if one else 'chunks'} {numbers([line.index for line in lines])}"
+    depths = f"depth {listed(line.trained for line in lines)}"
+    if state is State.SOME_ROWS:
+        over = max(line.over for line in lines)
+        rows = f"{over:,} of {lines[0].compared:,}"
+        return f"{name} {'matches' if one else 'match'} in most rows, but {rows} differ"
+    if state is State.DIFFERENT:
+        verb, whose = ("is", "its") if one else ("are", "their")
+        return f"{name} {verb} {depths} as trained, but {whose} values are further off than noise"
+    if all(chunk.identity.best is not None and chunk.identity.best.kind == "constant" for chunk in chunks):
+        return f"{name} {'holds' if one else 'hold'} one and the same vector in every row"
+    return f"{name} {'matches' if one else 'match'} nothing that was captured (trained on {depths})"
 
 
-def _nearest(chunk: ChunkEvidence) -> list[str]:
+def _proof(chunk: ChunkEvidence) -> list[str]:
+    line = chunk.line
+    proof = [
+        f"chunk {line.index}: error {figure(line.error)}, expected noise {figure(line.noise)}; "
+        f"{line.over:,} of {line.compared:,} rows differ by more than one row may"
+    ]
+    if len(line.phases) > 1:
+        proof.append("by phase: " + ", ".join(f"{p.phase} {figure(p.error)}" for p in line.phases))
+    if line.worst_at:
+        proof.append(f"worst row: {figure(line.worst)} at {line.worst_at}")
     identity = chunk.identity
-    if chunk.line.state is not State.UNKNOWN or identity.best is None:
-        return []
-    near = f"nearest candidate: {label_name(identity.best)}, error {figure(identity.error)}"
-    if identity.second is not None:
-        near += f"; next {label_name(identity.second)}, {figure(identity.second_error)}"
-    return [near]
+    if line.state is State.UNKNOWN and identity.best is not None and identity.best.kind != "constant":
+        near = f"nearest candidate: {label_name(identity.best)}, error {figure(identity.error)}"
+        if identity.second is not None:
+            near += f"; next {label_name(identity.second)}, {figure(identity.second_error)}"
+        proof.append(near)
+    return proof
 
 
-def _steps(evidence: Evidence, line: ChunkLine) -> list[str]:
-    if line.state is State.UNKNOWN and not evidence.has_depths:
-        return [
+def _step(evidence: Evidence, state: State) -> str:
+    if state is State.UNKNOWN and not evidence.has_depths:
+        return (
             "No depths were captured to compare with, so it cannot be told whether this is another layer, "
             "the final norm's output or a partial sum; capture with '--sites aux,layer'."
-        ]
-    if line.state is State.SOME_ROWS:
-        return ["The ids are right: look at the rows named here (their position, phase and batch)."]
-    if line.state is State.DIFFERENT:
-        return [
-            "The ids are right: look at precision (dtype, quantisation, KV cache) and at the weights served."
-        ]
-    return ["No wiring of layers explains it: look at the rows named here, and at the weights on both sides."]
+        )
+    if state is State.SOME_ROWS:
+        return "The ids are right: look at the rows named here (their position, phase and batch)."
+    if state is State.DIFFERENT:
+        return "The ids are right: look at precision (dtype, quantisation, KV cache) and the weights served."
+    return "No wiring of layers explains it: look at the rows named here, and at the weights on both sides."

@@ -1,0 +1,76 @@
+"""`hsprobe diff`: compare a training dump with a capture and name what is wrong."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from hsprobe.diagnose import Report
+
+_DESCRIPTION = """\
+Say for every chunk that the draft is handed which depth of the target it carries, whether that is what the
+draft was trained on, and if not, which line to change.
+
+TRAIN is a training dump, or a reference of the whole model (hsprobe capture --model). INFER is a capture of
+the running server. Rows are compared where the token ids up to and including their own are the same.
+"""
+
+_EPILOG = """\
+examples:
+  hsprobe diff train.h5 infer.h5
+  hsprobe diff train.h5 infer.h5 --format json -o report.json
+  hsprobe diff reference.h5 infer.h5       # reference.h5 from: hsprobe capture --model DIR
+
+exit codes: 0 same, 1 different, 2 trouble
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `diff` to the command line."""
+    parser = subparsers.add_parser(
+        "diff",
+        help="compare a training dump with a capture and name what is wrong",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("train", metavar="TRAIN", type=Path, help="trace of what the draft was trained on")
+    parser.add_argument("infer", metavar="INFER", type=Path, help="trace of what the server computed")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write the report to FILE")
+    parser.add_argument(
+        "--rows",
+        metavar="N",
+        type=_positive,
+        default=1024,
+        help="identify chunks on at most N rows; errors always take all (default: %(default)s)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 if the traces match, 1 if not. Raises HsprobeError for trouble."""
+    from hsprobe.diagnose import diff
+    from hsprobe.report.output import write
+
+    report = diff(args.train, args.infer, rows=args.rows)
+    write(args.output, lambda stream: _render(report, args.format, stream))
+    return 0 if report.same else 1
+
+
+def _render(report: Report, form: str, stream: TextIO) -> None:
+    from hsprobe.report import json, terminal
+
+    if form == "json":
+        json.write(report, stream)
+    else:
+        terminal.write(report, stream)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value

@@ -1,0 +1,237 @@
+"""The report for people: three lines when all is well, else the faults first, then the figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from hsprobe.compare.coverage import Coverage
+from hsprobe.diagnose.model import ChunkLine, Finding, LayerLine, Report, State
+from hsprobe.diagnose.naming import depth_name, listed, plural, short
+from hsprobe.diagnose.wording import figure
+
+_BAD, _GOOD, _MEND, _DIM = "bold red", "bold green", "bold", "dim"
+
+
+def write(report: Report, stream: TextIO) -> None:
+    """Write the report; colour only where the stream is a terminal and NO_COLOR is not set."""
+    stream.write(printed(render(report), Console(file=stream, highlight=False, emoji=False, markup=False)))
+
+
+def printed(what: RenderableType, console: Console) -> str:
+    """What the console would show, without the blanks that pad its cells."""
+    with console.capture() as captured:
+        console.print(what)
+    return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+
+
+def render(report: Report) -> RenderableType:
+    """The report as something rich can print."""
+    if report.same:
+        return Group(_all_clear(report), *_notes(report.notes))
+    parts: list[RenderableType] = [_finding(finding) for finding in report.findings]
+    if report.chunks:
+        parts.append(_chunk_table(report.chunks))
+    if any(len(line.phases) > 1 for line in report.chunks):
+        parts.append(_phase_table(report.chunks))
+    if report.layers:
+        parts.append(_layers(report.layers))
+    parts.append(Group(*_coverage(report.coverage), *_notes(report.notes), _sides(report)))
+    return Group(*_spaced(parts))
+
+
+def text(report: Report, width: int = 100) -> str:
+    """The report as plain text."""
+    console = Console(width=width, highlight=False, emoji=False, markup=False, color_system=None)
+    return printed(render(report), console).rstrip()
+
+
+def _all_clear(report: Report) -> RenderableType:
+    lines = report.chunks
+    body: list[str] = []
+    if lines:
+        body.append(_carried(lines))
+        margins = [line.margin for line in lines if line.margin is not None]
+        worst = max(lines, key=_strain)
+        closest = f"; next best depth {min(margins):.2g} times worse" if margins else ""
+        body.append(f"error {figure(worst.error)}, expected noise {figure(worst.noise)}{closest}")
+    if report.layers and not lines:
+        worst_layer = max(report.layers, key=_strain)
+        body.append(f"{plural(len(report.layers), 'depth')} of the model agree on both sides")
+        body.append(f"error {figure(worst_layer.error)}, expected noise {figure(worst_layer.noise)}")
+    elif report.layers:
+        body[0] += f"; {plural(len(report.layers), 'depth')} agree"
+    body.append(_compared(report))
+    return _block(Text("OK", style=_GOOD), [Text(line) for line in body])
+
+
+def _carried(lines: Sequence[ChunkLine]) -> str:
+    """`3 aux chunks carry depths 3, 6, 9 as trained`."""
+    how = "as asked for" if any(line.trained_from == "asked for" for line in lines) else "as trained"
+    many = len(lines) > 1
+    what = f"{len(lines)} aux chunks carry" if many else "the aux chunk carries"
+    if any(line.trained is None for line in lines):
+        return f"{what} what the draft was trained on"
+    return f"{what} {'depths' if many else 'depth'} {listed(line.trained for line in lines)} {how}"
+
+
+def _strain(line: ChunkLine | LayerLine) -> float:
+    """Error in units of the expected noise; a line without rows strains nothing."""
+    return -1.0 if math.isnan(line.error) else line.error / line.noise
+
+
+def _compared(report: Report) -> str:
+    coverage = report.coverage
+    source = report.chunks or report.layers
+    phases = list(dict.fromkeys(p.phase for line in source for p in line.phases))
+    return (
+        f"{coverage.matched:,}/{coverage.train_rows:,} training rows compared, "
+        f"{coverage.matched_requests}/{coverage.train_requests} requests ({', '.join(phases)})"
+    )
+
+
+def _finding(finding: Finding) -> RenderableType:
+    body = [Text(finding.title, style=_BAD)]
+    strength = f"confidence {finding.confidence:.2f}"
+    if finding.rows:
+        strength += f"   {finding.agree:,}/{finding.rows:,} {finding.tally}"
+    if finding.mend.change:
+        body.append(Text(finding.mend.change, style=_MEND))
+    body.append(Text(f"{strength}   {finding.code}", style=_DIM))
+    body += [Text(f"- {sentence}") for sentence in finding.evidence]
+    body += [Text(f"> {step}", style=_MEND) for step in finding.mend.steps]
+    return _block(Text("FAIL", style=_BAD), body)
+
+
+def _block(mark: Text, body: Sequence[Text]) -> Table:
+    """Lines with a hanging indent, the mark before the first."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(width=4, no_wrap=True)
+    grid.add_column(overflow="fold")
+    for number, line in enumerate(body):
+        if line.plain[:2] in ("- ", "> "):
+            inner = Table.grid(padding=(0, 1, 0, 0))
+            inner.add_column(width=1)
+            inner.add_column(overflow="fold")
+            inner.add_row(Text(line.plain[0], style=line.style), Text(line.plain[2:], style=line.style))
+            grid.add_row(Text(""), inner)
+        else:
+            grid.add_row(mark if number == 0 else Text(""), line)
+    return grid
+
+
+def _table(*columns: tuple[str, str]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style=_DIM)
+    for name, side in columns:
+        table.add_column(name, justify="right" if side == "r" else "left", no_wrap=True)
+    return table
+
+
+def _chunk_table(lines: Sequence[ChunkLine]) -> Table:
+    table = _table(
+        ("chunk", "r"), ("trained on", "l"), ("served", "l"), ("error", "r"), ("noise", "r"), ("margin", "r"),
+        ("rows", "r"), ("", "l"),
+    )  # fmt: skip
+    for line in lines:
+        good = line.state is State.OK
+        served = short(line.served)
+        if line.served is None and line.served_chunk is not None:
+            served = f"= chunk {line.served_chunk}"
+        table.add_row(
+            str(line.index),
+            short(line.trained),
+            Text(served, style="" if good else _BAD),
+            figure(line.error),
+            figure(line.noise),
+            _times(line.margin),
+            f"{line.agree}/{line.rows}",
+            Text("ok" if good else "!", style=_GOOD if good else _BAD),
+        )
+    return table
+
+
+def _times(margin: float | None) -> str:
+    if margin is None:
+        return "-"
+    return f"{margin:.1e}" if margin >= 1000 else f"{margin:.1f}"
+
+
+def _phase_table(lines: Sequence[ChunkLine]) -> Table:
+    phases = list(dict.fromkeys(p.phase for line in lines for p in line.phases))
+    table = _table(("chunk", "r"), *((f"error in {phase}", "r") for phase in phases))
+    for line in lines:
+        cells: list[str | Text] = [str(line.index)]
+        for phase in phases:
+            found = next((p for p in line.phases if p.phase == phase), None)
+            good = found is None or found.state in (State.OK, State.NO_ROWS)
+            cells.append(Text(figure(found.error) if found else "-", style="" if good else _BAD))
+        table.add_row(*cells)
+    return table
+
+
+def _layers(lines: Sequence[LayerLine]) -> RenderableType:
+    if all(line.ok for line in lines):
+        worst = max(lines, key=_strain)
+        return Text(
+            f"{plural(len(lines), 'depth')} of the model agree on both sides (error {figure(worst.error)} at "
+            f"{depth_name(worst.depth)}, expected noise {figure(worst.noise)})"
+        )
+    table = _table(("depth", "l"), ("error", "r"), ("noise", "r"), ("rows", "r"), ("", "l"))
+    for line in lines:
+        table.add_row(
+            short(line.depth),
+            Text(figure(line.error), style="" if line.ok else _BAD),
+            figure(line.noise),
+            f"{line.rows:,}",
+            Text("ok" if line.ok else "!", style=_GOOD if line.ok else _BAD),
+        )
+    return table
+
+
+def _coverage(coverage: Coverage) -> list[RenderableType]:
+    line = (
+        f"{coverage.matched:,}/{coverage.train_rows:,} training rows compared "
+        f"({coverage.matched_requests}/{coverage.train_requests} requests)"
+    )
+    if coverage.reasons:
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in coverage.reasons.items())
+        line += f"; without a partner: {reasons}"
+    found: list[RenderableType] = [Text(line)]
+    for drift in coverage.drifts:
+        found.append(
+            Text(
+                f"request {drift.train_request}: token ids differ from position {drift.position} on; from "
+                f"{drift.start}: {drift.train_ids} in TRAIN, {drift.infer_ids} in INFER"
+            )
+        )
+    return found
+
+
+def _notes(notes: Sequence[str]) -> list[RenderableType]:
+    return [_block(Text("note", style="yellow"), [Text(note)]) for note in notes]
+
+
+def _sides(report: Report) -> RenderableType:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(width=5, no_wrap=True, style=_DIM)
+    grid.add_column(overflow="fold", style=_DIM)
+    for name, side in (("TRAIN", report.train), ("INFER", report.infer)):
+        model = (
+            f"{side.architecture or 'unknown model'}, {side.num_layers or '?'} layers of {side.hidden_size}"
+        )
+        grid.add_row(name, f"{side.path} ({side.producer}; {model}; {side.dtype})")
+    return grid
+
+
+def _spaced(parts: Sequence[RenderableType]) -> list[RenderableType]:
+    spaced: list[RenderableType] = []
+    for number, part in enumerate(parts):
+        if number:
+            spaced.append(Text(""))
+        spaced.append(part)
+    return spaced
