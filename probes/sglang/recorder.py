@@ -28,6 +28,7 @@ class Recorder:
         self._known_requests: set[str] = set()
         self._spooler: Spooler | None = None
         self._armed_file: Path | None = None
+        self._armed = False
 
     def guard(self, site: str, act: Callable[[], None]) -> None:
         """Run a probe's code; a failure disarms the site, is logged once and recorded as a gap."""
@@ -55,8 +56,12 @@ class Recorder:
         self._current = None
         if self._spooler is None:
             self._open(runner)
-        if self._armed_file is None or not self._armed_file.exists():
+        was_armed, self._armed = self._armed, self._armed_file is not None and self._armed_file.exists()
+        if not self._armed:
             return
+        if not was_armed:
+            for site, reason in self.disarmed.items():
+                self.gap(site, reason)
         labelled = read_pass(self._count, runner, batch)
         if labelled is not None and self._spooler is not None:
             self._current = labelled
@@ -133,5 +138,3 @@ class Recorder:
         self._spooler = Spooler(directory / f"{name}-{os.getpid()}.spool", self.settings.max_bytes)
         hello = {**where, "pid": os.getpid(), "provenance": describe(self.runners, self.settings)}
         self._spooler.put("hello", hello)
-        for site, reason in self.disarmed.items():
-            self.gap(site, reason)
