@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -39,12 +39,53 @@ class _Stream:
     """One tensor being written; rows are held until they fill a chunk, because a chunk is written whole."""
 
     group: h5py.Group
-    width: int
-    block: int
-    column_chunk: int
     attrs: dict[str, Any]
-    held: list[tuple[npt.NDArray[Any], npt.NDArray[np.int64]]] = field(default_factory=list)
+    column_chunk: int
+    held: npt.NDArray[Any]
+    held_index: npt.NDArray[np.int64]
     n_held: int = 0
+
+    def put(self, data: npt.NDArray[Any], index: npt.NDArray[np.int64]) -> None:
+        """Write as many whole blocks as there are, hold the rest."""
+        block, done = len(self.held), 0
+        while done < len(data):
+            if not self.n_held and len(data) - done >= block:
+                whole = done + (len(data) - done) // block * block
+                self._write(data[done:whole], index[done:whole])
+                done = whole
+                continue
+            take = min(block - self.n_held, len(data) - done)
+            to, since = slice(self.n_held, self.n_held + take), slice(done, done + take)
+            self.held[to], self.held_index[to] = data[since], index[since]
+            self.n_held, done = self.n_held + take, done + take
+            if self.n_held == block:
+                self.drain()
+
+    def drain(self) -> None:
+        """Write what is held."""
+        self._write(self.held[: self.n_held], self.held_index[: self.n_held])
+        self.n_held = 0
+
+    def _write(self, data: npt.NDArray[Any], index: npt.NDArray[np.int64]) -> None:
+        if "data" not in self.group:
+            self._create(len(data))
+        _extend(self.group["data"], data)
+        _extend(self.group["row"], index)
+
+    def _create(self, n: int) -> None:
+        # A chunk is stored whole, so a small trace gets small ones.
+        rows, width = max(1, min(len(self.held), n)), self.held.shape[1]
+        self.group.create_dataset(
+            "data",
+            shape=(0, width),
+            maxshape=(None, width),
+            dtype=self.held.dtype,
+            chunks=(rows, self.column_chunk),
+            fletcher32=True,
+        )
+        _column(self.group, "row", np.dtype("<i8"), min(_COLUMN_CHUNK, rows))
+        for name, value in self.attrs.items():
+            self.group.attrs[name] = value
 
 
 class TraceWriter:
@@ -67,6 +108,7 @@ class TraceWriter:
         self._requests: tuple[list[str], list[npt.NDArray[np.int64]], list[int]] = ([], [], [])
         self._streams: dict[int, dict[str, _Stream]] = {}
         self._n_rows: dict[int, int] = {}
+        self._finished: set[int] = set()
         with self._writing():
             self._file = h5py.File(self.partial, "w", libver=_LIBVER)
             self._file.attrs["format"] = schema.FORMAT
@@ -139,14 +181,14 @@ class TraceWriter:
             depths: of a vector of several chunks: the depth of each chunk, in stored order, as declared.
             chunks: of a vector of several chunks: how many.
         """
+        if rank in self._finished:
+            raise ValueError(f"rank {rank} is finished")
         index_n = np.asarray(row_index, dtype=np.int64)
         attrs = _attributes(site, dtype, depth, depths, chunks)
         _check_block(name, data, index_n, dtype, self._n_rows[rank])
         stream = self._stream(rank, name, data, attrs)
-        stream.held.append((np.array(data, order="C"), index_n))
-        stream.n_held += len(data)
-        if stream.n_held >= stream.block:
-            self._write_held(stream, final=False)
+        with self._writing():
+            stream.put(data, index_n)
 
     def set_requests(
         self, ids: Sequence[str], tokens: Sequence[npt.ArrayLike], prompt_lens: Sequence[int]
@@ -172,7 +214,7 @@ class TraceWriter:
         with self._writing():
             for streams in self._streams.values():
                 for stream in streams.values():
-                    self._write_held(stream, final=True)
+                    stream.drain()
             self._write_requests()
             self._write_text("provenance", self._provenance)
             self._write_text("gaps", self._gaps)
@@ -182,10 +224,12 @@ class TraceWriter:
             self.partial.replace(self.path)
 
     def finish_rank(self, rank: int) -> None:
-        """Write what is held back of a rank that is done, so that ranks written in turn do not add up."""
+        """Write what is held back of a rank and take no more of it, so that ranks do not add up in memory."""
         with self._writing():
             for stream in self._streams[rank].values():
-                self._write_held(stream, final=True)
+                stream.drain()
+        self._streams[rank].clear()
+        self._finished.add(rank)
 
     def abort(self) -> None:
         """Give up: close and remove the half-written file. An older trace at `path` stays."""
@@ -222,41 +266,14 @@ class TraceWriter:
             chunks = attrs.get("chunks", 1)
             # A reader of one chunk of an aux vector should not have to read its neighbours.
             column_chunk = max(1, width // chunks if width % chunks == 0 else width)
-            block = _BLOCK_BYTES // (column_chunk * data.dtype.itemsize)
-            stream = _Stream(group, width, min(max(1, block), _MAX_BLOCK_ROWS), column_chunk, attrs)
+            block = min(max(1, _BLOCK_BYTES // (column_chunk * data.dtype.itemsize)), _MAX_BLOCK_ROWS)
+            held, index = np.empty((block, width), data.dtype), np.empty(block, np.int64)
+            stream = _Stream(group, attrs, column_chunk, held, index)
             self._streams[rank][name] = stream
-        if stream.width != width or stream.attrs != attrs:
-            raise ValueError(f"{name} changed from {stream.width}, {stream.attrs} to {width}, {attrs}")
+        known = stream.held.shape[1]
+        if known != width or stream.attrs != attrs:
+            raise ValueError(f"{name} changed from {known}, {stream.attrs} to {width}, {attrs}")
         return stream
-
-    def _write_held(self, stream: _Stream, *, final: bool) -> None:
-        data = np.concatenate([block for block, _ in stream.held]) if stream.held else None
-        if data is None:
-            return
-        index = np.concatenate([rows for _, rows in stream.held])
-        n = len(data) if final else len(data) - len(data) % stream.block
-        with self._writing():
-            if "data" not in stream.group:
-                self._create(stream, data.dtype, n)
-            _extend(stream.group["data"], data[:n])
-            _extend(stream.group["row"], index[:n])
-        stream.held = [(data[n:].copy(), index[n:].copy())] if n < len(data) else []
-        stream.n_held = len(data) - n
-
-    def _create(self, stream: _Stream, dtype: np.dtype[Any], n: int) -> None:
-        # A chunk is stored whole, so a small trace gets small ones.
-        rows = max(1, min(stream.block, n))
-        stream.group.create_dataset(
-            "data",
-            shape=(0, stream.width),
-            maxshape=(None, stream.width),
-            dtype=dtype,
-            chunks=(rows, stream.column_chunk),
-            fletcher32=True,
-        )
-        _column(stream.group, "row", np.dtype("<i8"), min(_COLUMN_CHUNK, rows))
-        for name, value in stream.attrs.items():
-            stream.group.attrs[name] = value
 
     def _write_requests(self) -> None:
         ids, tokens, prompt_lens = self._requests

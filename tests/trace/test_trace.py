@@ -317,6 +317,9 @@ def test_tables_need_all_their_columns_at_one_length(tmp_path: Path) -> None:
             writer.append_rows(0, {name: [0] for name in columns} | {"token": [1, 2]})
         with pytest.raises(ValueError, match="added before"):
             writer.add_rank(0, {})
+        writer.finish_rank(0)
+        with pytest.raises(ValueError, match="rank 0 is finished"):
+            writer.append(0, "x", np.zeros((0, 1), np.float32), [], site="x", dtype="float32")
         with pytest.raises(ValueError, match="unknown state"):
             writer.close("finished")
 
