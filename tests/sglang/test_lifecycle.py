@@ -36,7 +36,17 @@ def processes_with(marker: str) -> list[int]:
 
 def start_capture(kitchen, out: Path, prompts: Path, *options: str, marker: str) -> subprocess.Popen:
     arguments = kitchen.server_arguments(Configuration())
-    command = [sys.executable, "-m", "hsprobe", "capture", "--server", "-o", str(out), "--prompts", str(prompts)]
+    command = [
+        sys.executable,
+        "-m",
+        "hsprobe",
+        "capture",
+        "--server",
+        "-o",
+        str(out),
+        "--prompts",
+        str(prompts),
+    ]
     return subprocess.Popen(
         [*command, *options, "--", *arguments],
         env={**cpu.environment(), "HSPROBE_TEST_MARKER": marker},
@@ -106,7 +116,9 @@ def running_server(kitchen, tmp_path_factory):
     folder = tmp_path_factory.mktemp("attached")
     sabotage = folder / "sabotage"
     (sabotage / "sabotage-1.dist-info").mkdir(parents=True)
-    (sabotage / "sabotage-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: sabotage\nVersion: 1\n")
+    (sabotage / "sabotage-1.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: sabotage\nVersion: 1\n"
+    )
     (sabotage / "sabotage-1.dist-info" / "entry_points.txt").write_text(
         "[sglang.srt.plugins]\nsabotage = sabotage:install\n"
     )
@@ -165,7 +177,16 @@ def test_attached_server_records_nothing_between_captures(kitchen, running_serve
     before = [spool.stat().st_size for spool in spools]
     body = json.dumps({"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 4}})
     subprocess.run(
-        ["curl", "-sS", "--fail", f"{running_server}/generate", "-H", "Content-Type: application/json", "-d", body],
+        [
+            "curl",
+            "-sS",
+            "--fail",
+            f"{running_server}/generate",
+            "-H",
+            "Content-Type: application/json",
+            "-d",
+            body,
+        ],
         check=True,
         timeout=60,
     )

@@ -1,0 +1,104 @@
+"""Wirings planted on the real server are named, with ids that mend them."""
+
+import json
+import re
+
+import pytest
+from serving import Captured, Configuration, run_hsprobe
+
+TRAINED_ON = (1, 3, 5)
+DEEPSEEK_MEANT = (2, 3, 4)
+SHORT = ("--max-new-tokens", "8")
+
+
+def served(kitchen, ids: tuple[int, ...], target: str = "llama", *options: str) -> Captured:
+    captured = kitchen.capture(Configuration(target=target, ids=ids, options=(*SHORT, *options)))
+    assert captured.returncode == 0, captured.stderr
+    return captured
+
+
+def diff(train, infer, *, expected: int) -> dict:
+    done = run_hsprobe("diff", train, infer, "--format", "json")
+    assert done.returncode == expected, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+def ids_to_set(report: dict) -> list[int]:
+    """The ids after the arrow of the only finding's mend."""
+    (finding,) = report["findings"]
+    return json.loads(re.search(r"->\s*(\[.*?\])", finding["mend"]["change"])[1])
+
+
+@pytest.mark.parametrize(
+    ("ids", "options", "code", "words"),
+    [
+        pytest.param((-1, 3, 5), (), "LAYER_SET", "chunk 0 carries the embedding", id="embedding-in-chunk-0"),
+        pytest.param((0, 2, 4), (), "LAYER_SHIFT", "one too low", id="all-one-too-low"),
+        pytest.param((2, 4, 6), (), "LAYER_SHIFT", "one too high", id="all-one-too-high"),
+        pytest.param((1, 4, 5), (), "LAYER_SET", "chunk 1", id="one-chunk-wrong"),
+    ],
+)
+def test_wrong_ids_are_named_with_the_ids_to_set(kitchen, ids, options, code, words):
+    captured = served(kitchen, ids, "llama", *options)
+    report = diff(kitchen.reference("llama", "1,3,5"), captured.trace, expected=1)
+    (finding,) = report["findings"]
+    assert finding["code"] == code
+    text = " ".join([finding["title"], *finding["evidence"]])
+    assert words in text
+    assert finding["confidence"] > 0.99
+    assert ids_to_set(report) == list(TRAINED_ON)
+    assert str(captured.draft / "config.json") in " ".join(finding["mend"]["steps"])
+
+
+def test_chunks_swapped_in_the_training_dump_are_told_from_wrong_ids(kitchen):
+    captured = kitchen.capture(Configuration(overlap=True))
+    report = diff(kitchen.reference("llama", "3,1,5"), captured.trace, expected=1)
+    (finding,) = report["findings"]
+    assert finding["code"] == "CONCAT"
+    assert finding["chunks"] == [0, 1]
+
+
+def test_right_wiring_has_no_finding(kitchen):
+    captured = kitchen.capture(Configuration(overlap=True))
+    report = diff(kitchen.reference("llama", "1,3,5"), captured.trace, expected=0)
+    assert report["findings"] == []
+    assert [chunk["state"] for chunk in report["chunks"]] == ["ok"] * 3
+
+
+def test_the_whole_reference_confirms_every_depth(kitchen):
+    captured = kitchen.capture(Configuration(overlap=True))
+    assert diff(kitchen.reference("llama"), captured.trace, expected=0)["findings"] == []
+
+
+def test_deepseek_ids_meant_as_layer_outputs_are_read_one_too_low_and_the_named_ids_mend_it(kitchen):
+    meant = ",".join(map(str, DEEPSEEK_MEANT))
+    captured = kitchen.capture(Configuration(target="deepseek", ids=DEEPSEEK_MEANT))
+    train = kitchen.reference("deepseek", meant)
+    report = diff(train, captured.trace, expected=1)
+    (finding,) = report["findings"]
+    assert finding["code"] == "LAYER_SHIFT"
+    assert "first id" in " ".join([finding["title"], *finding["evidence"], *finding["mend"]["steps"]])
+    mended = served(kitchen, tuple(ids_to_set(report)), "deepseek")
+    assert diff(train, mended.trace, expected=0)["findings"] == []
+
+
+@pytest.mark.parametrize("site", ["aux", "draft.input"])
+def test_capture_of_one_site_alone_finds_the_fault_and_says_what_it_cannot_tell(kitchen, site):
+    captured = served(kitchen, (2, 4, 6), "llama", "--sites", site)
+    done = run_hsprobe("diff", kitchen.reference("llama", "1,3,5"), captured.trace)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "--sites layer" in done.stdout
+    right = served(kitchen, TRAINED_ON, "llama", "--sites", site)
+    assert diff(kitchen.reference("llama", "1,3,5"), right.trace, expected=0)["findings"] == []
+
+
+def test_bfloat16_server_raises_no_alarm_and_keeps_its_bits(kitchen):
+    from hsprobe.trace.reader import Trace
+
+    configuration = Configuration(arguments=("--dtype=bfloat16",), options=SHORT)
+    captured = kitchen.capture(configuration)
+    assert captured.returncode == 0, captured.stderr
+    with Trace.open(captured.trace) as trace:
+        assert trace.ranks[0].tensors["aux"].dtype == "bfloat16"
+    report = diff(kitchen.reference("llama", "1,3,5"), captured.trace, expected=0)
+    assert report["findings"] == []
