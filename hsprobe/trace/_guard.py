@@ -35,7 +35,8 @@ def sound(path: Path, place: str) -> Iterator[None]:
     except HsprobeError:
         raise
     except (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, MemoryError) as error:
-        reason = "its checksum does not match" if "filter" in str(error) else "its bytes make no sense"
+        mismatch = any(word in str(error).lower() for word in ("filter", "checksum"))
+        reason = "its checksum does not match" if mismatch else "its bytes make no sense"
         raise HsprobeError(f"{path} is damaged at {place}: {reason}.", _AGAIN) from error
 
 
