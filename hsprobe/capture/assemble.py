@@ -130,32 +130,37 @@ def assemble(
     complete = all(segment.finished and not segment.torn for segment in segments)
     state = schema.STATE_COMPLETE if complete else schema.STATE_RECOVERED
     tensor_rows: Counter[str] = Counter()
-    recorded = [segment for segment in segments if segment.passes]
     with TraceWriter(out, _provenance(segments, provenance)) as writer:
         writer.set_requests(
             list(known),
             [request.ids[: request.final_len] for request in known.values()],
             [request.prompt_len for request in known.values()],
         )
-        for segment in recorded:
+        for segment in filter(lambda one: one.passes, segments):
             writer.add_rank(segment.rank, segment.coords)
             _write_rows(writer, segment, known)
             tensor_rows.update(_write_tensors(writer, segment, gaps))
             writer.finish_rank(segment.rank)
         writer.set_gaps(gaps.listed())
         writer.close(state)
-    rows = [row_of for segment in recorded for row_of in segment.row_of.values()]
+    return _summary(out, state, segments, tensor_rows, len(known), len(gaps.listed()))
+
+
+def _summary(
+    out: Path, state: str, segments: Sequence[Segment], tensor_rows: Counter[str], requests: int, gaps: int
+) -> AssembleSummary:
+    rows = [row_of for segment in segments for row_of in segment.row_of.values()]
     return AssembleSummary(
         path=out,
         state=state,
-        ranks=len(recorded),
-        passes=sum(bool((row_of >= 0).any()) for row_of in rows),
-        rows=sum(int((row_of >= 0).sum()) for row_of in rows),
+        ranks=sum(bool(segment.passes) for segment in segments),
+        passes=sum(bool((row_of != _LEFT_OUT).any()) for row_of in rows),
+        rows=sum(int((row_of != _LEFT_OUT).sum()) for row_of in rows),
         tensor_rows=tensor_rows.total(),
         tensors=tuple(sorted(tensor_rows)),
-        requests=len(known),
+        requests=requests,
         dropped_rows=sum(int((row_of == _LEFT_OUT).sum()) for row_of in rows),
-        gaps=len(gaps.listed()),
+        gaps=gaps,
         torn=tuple(dict.fromkeys(segment.path for segment in segments if segment.torn)),
     )
 

@@ -136,11 +136,13 @@ class RequestLog:
         ids: known from position 0 on without a hole.
         prompt_len: how many of them were the prompt.
         contradicted: two passes, or the prompt and a pass, put different tokens at one position.
+        holed: a pass began beyond what is known.
     """
 
     ids: list[int] = field(default_factory=list)
     prompt_len: int = 0
     contradicted: bool = False
+    holed: bool = False
     _prompt_known: bool = False
     _drafted: Block | None = None
 
@@ -177,6 +179,8 @@ class RequestLog:
         self.contradicted |= known != tokens[: len(known)]
         if start <= len(self.ids):
             self.ids.extend(tokens[len(known) :])
+        else:
+            self.holed = True
 
 
 @dataclass(frozen=True)
@@ -210,7 +214,7 @@ def settle_request(logs: Sequence[RequestLog], client: RequestTokens | None) -> 
     if any(log.contradicted for log in logs):
         note = "its passes contradict each other, so its rows have no context"
         return KnownRequest(seen, prompt_len, len(seen), usable=False, note=note)
-    if client is None:
+    if client is None or (client.prompt_ids is None and (best.holed or not prompt_len)):
         return KnownRequest(seen, prompt_len, len(seen))
     prompt = list(seen[:prompt_len] if client.prompt_ids is None else client.prompt_ids)
     received = prompt + list(client.output_ids)
