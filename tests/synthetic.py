@@ -165,6 +165,8 @@ def write_infer(
     keep: int | None = None,
     provenance: dict[str, Any] | None = None,
     jitter: float = 1e-7,
+    decode_depths: Sequence[int] | None = None,
+    account: bool = True,
 ) -> Path:
     """A capture from a server: prefill of the first part of each request, then decode and verify passes.
 
@@ -173,6 +175,8 @@ def write_infer(
         ids: as written in the draft's config; by default those that ask for `depths` in a Llama.
         keep: only the first rows of each request.
         jitter: relative rounding noise by which the server's states differ from the dump's.
+        decode_depths: what it hands over in decode passes, where that differs.
+        account: whether the server says which depths it hands over.
     """
     world = world or World()
     known = {
@@ -185,10 +189,23 @@ def write_infer(
         },
         "aux": {"depths": list(depths)},
     } | (provenance or {})
+    if not account:
+        del known["draft"], known["aux"]
     with TraceWriter(path, known) as writer:
         writer.add_rank(0, {"tp": 0})
         for number, tokens in enumerate(world.requests):
-            _serve(writer, world, number, tokens[:keep], list(depths), sites, spoil, jitter)
+            _serve(
+                writer,
+                world,
+                number,
+                tokens[:keep],
+                list(depths),
+                sites,
+                spoil,
+                jitter,
+                list(decode_depths or depths),
+                account,
+            )
         writer.set_requests([f"s{i}" for i in range(len(world.requests))], world.requests, _lengths(world))
     return path
 
@@ -202,6 +219,8 @@ def _serve(
     sites: Sequence[str],
     spoil: Spoil | None,
     jitter: float,
+    decode_depths: list[int],
+    account: bool,
 ) -> None:
     rng = np.random.default_rng(number)
     states = {d: x[: len(tokens)] for d, x in world.states(number).items()}
@@ -230,10 +249,21 @@ def _serve(
                 _append_depth(
                     writer, depth, block(depth), rows, world, spoilt, final="logits_processor.input"
                 )
-        aux = np.concatenate([block(d) for d in depths], axis=1)
+        now = decode_depths if phase is Phase.DECODE else depths
+        aux = np.concatenate([block(d) for d in now], axis=1)
         aux = spoilt("aux", aux)
         if "aux" in sites:
-            _append(writer, "aux", aux, rows, world, None, "aux", depths=depths, chunks=len(depths))
+            _append(
+                writer,
+                "aux",
+                aux,
+                rows,
+                world,
+                None,
+                "aux",
+                depths=depths if account else None,
+                chunks=len(depths),
+            )
         if "draft.input" in sites:
             draft_phase = Phase.PREFILL if phase is Phase.PREFILL else Phase.DRAFT_EXTEND
             draft_rows = _append_rows(

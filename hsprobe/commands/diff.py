@@ -44,7 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--rows",
         metavar="N",
         type=_positive,
-        default=1024,
+        default=512,
         help="identify chunks on at most N rows; errors always take all (default: %(default)s)",
     )
     parser.set_defaults(run=run)

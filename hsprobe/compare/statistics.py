@@ -16,6 +16,8 @@ _LOW, _HIGH, _PER_DECADE = -9, 1, 64
 _BINS = (_HIGH - _LOW) * _PER_DECADE
 # A quiet channel carries the rounding noise of loud ones; it may not weigh more than this share allows.
 _FLOOR = 0.05
+# No two rows are further apart; given to finite rows whose scaled values overflow.
+_LARGEST = 2.0
 
 
 def channel_scale(sample_nH: Floats) -> Floats:
@@ -38,7 +40,8 @@ def channel_scale(sample_nH: Floats) -> Floats:
 def finite_rows(block_nH: Floats) -> Bools:
     """Which rows hold neither NaN nor Inf. [n, H] -> [n]."""
     # Any NaN or Inf in a row survives multiplication by zero and summation, without an [n, H] boolean.
-    mark: Bools = np.isfinite(block_nH @ np.zeros(block_nH.shape[1], np.float32))
+    with np.errstate(invalid="ignore"):
+        mark: Bools = np.isfinite(block_nH @ np.zeros(block_nH.shape[1], np.float32))
     return mark
 
 
@@ -55,8 +58,11 @@ def row_errors(a_nH: Floats, b_nH: Floats, scale_H: Floats) -> Floats:
         gap = _sum_squares(wa - wb)
         # Two rows of zeros are equal; any difference from a zero row is total.
         error = np.sqrt(np.divide(gap, size, out=np.zeros_like(gap), where=size != 0))
-    bad = ~(finite_rows(a_nH) & finite_rows(b_nH))
-    error[bad] = np.nan
+    # Finite float32 values cannot overflow the float64 sums, so only rows with an odd sum need a closer look.
+    odd = np.flatnonzero(~np.isfinite(size))
+    if len(odd):
+        whole = finite_rows(a_nH[odd]) & finite_rows(b_nH[odd])
+        error[odd] = np.where(whole, _LARGEST, np.nan)
     errors: Floats = error.astype(np.float32)
     return errors
 

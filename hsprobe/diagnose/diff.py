@@ -13,7 +13,7 @@ from hsprobe.diagnose.sides import Side, check_same_model, open_side
 from hsprobe.errors import HsprobeError
 from hsprobe.trace.reader import Trace
 
-DEFAULT_ROWS = 1024
+DEFAULT_ROWS = 512
 
 
 def diff(train: Path | str, infer: Path | str, *, rows: int = DEFAULT_ROWS) -> Report:
