@@ -17,7 +17,7 @@ class Configuration:
     """One way to serve.
 
     Attributes:
-        target: "llama" (8 layers) or "deepseek" (6 layers), with random weights.
+        target: "llama" (8 layers) or "deepseek" (8 layers, MLA and MoE), with random weights.
         ids: ``eagle_aux_hidden_state_layer_ids`` of the draft; ``None`` serves without a draft.
         steps: ``--speculative-num-steps``.
         overlap: SGLang's overlap scheduling, which its CPU path otherwise turns off when it speculates.

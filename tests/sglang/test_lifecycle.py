@@ -86,7 +86,7 @@ def test_ctrl_c_leaves_a_readable_trace_and_no_process(kitchen, tmp_path):
     capture = start_capture(kitchen, out, kitchen.prompts(), "--max-new-tokens", LONG, marker=marker)
     wait_for_spool(tmp_path, 2_000_000)
     capture.send_signal(signal.SIGINT)
-    stdout, stderr = capture.communicate(timeout=CAPTURE_SECONDS)
+    _, stderr = capture.communicate(timeout=CAPTURE_SECONDS)
     assert capture.returncode == 130, stderr
     assert "interrupted" in stderr
     assert processes_with(marker) == []

@@ -7,7 +7,7 @@ from states import Phase, RowStatus, by_context, names_of, rows_of, worst_relati
 
 from hsprobe.trace.reader import Trace
 
-LLAMA_LAYERS, DEEPSEEK_LAYERS = 8, 6
+LAYERS = 8
 
 CONFIGURATIONS = {
     "llama-steps3-overlap": Configuration(overlap=True),
@@ -28,13 +28,9 @@ def served(request, kitchen):
     return captured, kitchen.reference(configuration.target), configuration
 
 
-def layers_of(configuration: Configuration) -> int:
-    return LLAMA_LAYERS if configuration.target == "llama" else DEEPSEEK_LAYERS
-
-
 def test_every_depth_equals_the_reference_in_prefill_and_verify(served):
-    captured, reference, configuration = served
-    for depth in range(layers_of(configuration) + 1):
+    captured, reference, _ = served
+    for depth in range(LAYERS + 1):
         name = f"layer/{depth:03d}"
         expected = by_context(rows_of(reference, name))
         for phase in (Phase.PREFILL, Phase.VERIFY):
@@ -87,7 +83,7 @@ def test_what_the_draft_gets_is_bit_for_bit_what_the_target_handed_over(served):
 
 def test_every_site_has_rows_and_nothing_was_missed(served):
     captured, _, configuration = served
-    expected = {f"layer/{depth:03d}" for depth in range(layers_of(configuration) + 1)} | {
+    expected = {f"layer/{depth:03d}" for depth in range(LAYERS + 1)} | {
         "embed", "aux", "logits_processor.input", "logits_processor.stored",
         "draft.input", "draft.fc", "draft.layer", "draft.final", "draft.logits",
     }  # fmt: skip
@@ -98,6 +94,13 @@ def test_every_site_has_rows_and_nothing_was_missed(served):
         assert trace.gaps == []
         assert trace.state == "complete"
         assert len(trace.requests.ids) == 4
+
+
+def test_probes_leave_the_servers_tokens_as_they_are(served):
+    captured, reference, _ = served
+    with Trace.open(captured.trace) as served_trace, Trace.open(reference) as alone:
+        ours = [served_trace.requests.tokens(i).tolist() for i in range(4)]
+        assert sorted(ours) == sorted(alone.requests.tokens(i).tolist() for i in range(4))
 
 
 def test_verify_rows_are_accepted_exactly_where_they_became_the_requests_tokens(served):
@@ -120,8 +123,7 @@ def test_verify_rows_are_accepted_exactly_where_they_became_the_requests_tokens(
     assert len(set(rows.context[accepted].tolist())) == accepted.sum()
 
 
-def test_draft_normed_state_and_logits_follow_from_its_layer(served):
-    """``draft.final`` is the norm of ``draft.layer`` and ``draft.logits`` its projection, with the draft's weights."""
+def test_draft_states_follow_from_one_another_by_the_drafts_own_weights(served):
     from safetensors.numpy import load_file
 
     captured, _, _ = served
