@@ -10,11 +10,15 @@ KEY := $(shell $(PYTHON) .ci/dependencies.py --key)
 PACKAGES := $(CACHE)/$(KEY)
 RUN := .venv/bin/python
 
-.PHONY: demo test lint types unit env clean
+.PHONY: demo picture test lint types unit env clean
 .DEFAULT_GOAL := demo
 
 demo: env
 	@$(RUN) -m hsprobe.fixtures.demo demo-out
+
+# The README's picture and output, from a demo that has run.
+picture: env
+	$(RUN) -m hsprobe.fixtures.picture demo-out README.md docs/diff.svg
 
 test: lint types unit
 
