@@ -163,6 +163,7 @@ def write_infer(
     architecture: str = "LlamaForCausalLM",
     spoil: Spoil | None = None,
     keep: int | None = None,
+    cached: int = 0,
     provenance: dict[str, Any] | None = None,
     jitter: float = 1e-7,
     decode_depths: Sequence[int] | None = None,
@@ -174,6 +175,7 @@ def write_infer(
         depths: what the server hands over.
         ids: as written in the draft's config; by default those that ask for `depths` in a Llama.
         keep: only the first rows of each request.
+        cached: rows at the beginning that a prefix cache spares the server.
         jitter: relative rounding noise by which the server's states differ from the dump's.
         decode_depths: what it hands over in decode passes, where that differs.
         account: whether the server says which depths it hands over.
@@ -205,6 +207,7 @@ def write_infer(
                 jitter,
                 list(decode_depths or depths),
                 account,
+                cached,
             )
         writer.set_requests([f"s{i}" for i in range(len(world.requests))], world.requests, _lengths(world))
     return path
@@ -221,6 +224,7 @@ def _serve(
     jitter: float,
     decode_depths: list[int],
     account: bool,
+    cached: int,
 ) -> None:
     rng = np.random.default_rng(number)
     states = {d: x[: len(tokens)] for d, x in world.states(number).items()}
@@ -229,7 +233,7 @@ def _serve(
         if depth != 0:
             states[depth] = x + x * rng.normal(scale=jitter, size=x.shape).astype(np.float32)
     first, second = len(tokens) // 2, 3 * len(tokens) // 4
-    spans = [(0, first, Phase.PREFILL)]
+    spans = [(cached, first, Phase.PREFILL)]
     spans += [(p, p + 1, Phase.DECODE) for p in range(first, second)]
     spans += [(p, min(p + 3, len(tokens)), Phase.VERIFY) for p in range(second, len(tokens), 3)]
     for start, stop, phase in spans:

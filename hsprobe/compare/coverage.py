@@ -15,7 +15,7 @@ from hsprobe.trace.schema import RowStatus
 
 NOT_CAPTURED = "request never captured"
 TOKENS_DIFFER = "token ids differ"
-BEYOND = "past the end of the captured request"
+BEYOND = "past the last row of the captured request"
 NOT_COMPUTED = "not computed there (prefix cache) or not recorded"
 OTHER_SITE = "computed there, but not recorded at this site"
 NO_TOKENS = "training rows without token ids"
@@ -83,7 +83,7 @@ def cover(train_trace: Trace, infer_trace: Trace, train: Stack, infer: Stack) ->
     )
     missing = rows[~hit]
     if len(missing):
-        _explain(result, train_trace, infer_trace, train, missing)
+        _explain(result, train_trace, infer_trace, train, infer, missing)
     return result
 
 
@@ -95,8 +95,11 @@ def _left_out(stack: Stack) -> dict[str, int]:
     }
 
 
-def _explain(result: Coverage, train_trace: Trace, infer_trace: Trace, train: Stack, missing: Rows) -> None:
+def _explain(
+    result: Coverage, train_trace: Trace, infer_trace: Trace, train: Stack, infer: Stack, missing: Rows
+) -> None:
     computed = _contexts_of(infer_trace)
+    last = _last_positions(infer, len(infer_trace.requests.ids))
     partners = _Partners(train_trace, infer_trace)
     reasons: Counter[str] = Counter()
     requests = train.keys.request[missing]
@@ -107,11 +110,14 @@ def _explain(result: Coverage, train_trace: Trace, infer_trace: Trace, train: St
             continue
         partner, shared, whole = partners.of(int(request))
         position = train.keys.position[rows]
-        inside = position < shared
+        shares = position < shared
+        # The last token of a generation is never fed back, so its row is not missing: it is past the end.
+        ended = shares & (position > last[partner]) & (partner >= 0)
         was_computed = np.isin(train.keys.context[rows], computed)
-        reasons[OTHER_SITE] += int(np.count_nonzero(inside & was_computed))
-        reasons[NOT_COMPUTED] += int(np.count_nonzero(inside & ~was_computed))
-        outside = int(np.count_nonzero(~inside))
+        reasons[BEYOND] += int(np.count_nonzero(ended))
+        reasons[OTHER_SITE] += int(np.count_nonzero(shares & ~ended & was_computed))
+        reasons[NOT_COMPUTED] += int(np.count_nonzero(shares & ~ended & ~was_computed))
+        outside = int(np.count_nonzero(~shares))
         if partner < 0:
             reasons[NOT_CAPTURED] += outside
         elif whole:
@@ -126,6 +132,14 @@ def _explain(result: Coverage, train_trace: Trace, infer_trace: Trace, train: St
 def _contexts_of(trace: Trace) -> NDArray[np.uint64]:
     parts = [np.asarray(rank.rows["context"], np.uint64) for rank in trace.ranks]
     return np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.uint64)
+
+
+def _last_positions(stack: Stack, requests: int) -> Rows:
+    """The last position of each request that has a usable row, -1 without one. -> [R]"""
+    last = np.full(max(requests, 1), -1, np.int64)
+    rows = stack.keys.usable[stack.keys.request[stack.keys.usable] >= 0]
+    np.maximum.at(last, stack.keys.request[rows], stack.keys.position[rows])
+    return last
 
 
 def _drift(train_trace: Trace, infer_trace: Trace, mine: int, other: int, position: int) -> Drift:

@@ -59,7 +59,7 @@ def judge_rows(stats: ErrorStats, identity: Identity, wanted: Label) -> State:
 
 def _is_other(identity: Identity, wanted: Label, error: float) -> bool:
     """Whether the rows are clearly something else than wanted."""
-    if identity.best is None or not identity.rules_out(wanted):
+    if identity.best is None or identity.best.kind == "constant" or not identity.rules_out(wanted):
         return False
     if wanted.kind == "chunk" and identity.best.kind != "chunk":
         # The depth of the training chunk is unknown, so another depth proves nothing; but the embedding

@@ -58,12 +58,13 @@ def _all_clear(report: Report) -> RenderableType:
         body.append(_carried(lines))
         margins = [line.margin for line in lines if line.margin is not None]
         worst = max(lines, key=_strain)
+        error = _largest(worst)
         closest = f"; next best depth {min(margins):.2g} times worse" if margins else ""
-        body.append(f"error {figure(worst.error)}, expected noise {figure(worst.noise)}{closest}")
+        body.append(f"error {figure(error)}, expected noise {figure(worst.noise)}{closest}")
     if report.layers and not lines:
         worst_layer = max(report.layers, key=_strain)
         body.append(f"{plural(len(report.layers), 'depth')} of the model agree on both sides")
-        body.append(f"error {figure(worst_layer.error)}, expected noise {figure(worst_layer.noise)}")
+        body.append(f"error {figure(_largest(worst_layer))}, expected noise {figure(worst_layer.noise)}")
     elif report.layers:
         body[0] += f"; {plural(len(report.layers), 'depth')} agree"
     body.append(_compared(report))
@@ -81,8 +82,14 @@ def _carried(lines: Sequence[ChunkLine]) -> str:
 
 
 def _strain(line: ChunkLine | LayerLine) -> float:
-    """Error in units of the expected noise; a line without rows strains nothing."""
-    return -1.0 if math.isnan(line.error) else line.error / line.noise
+    """Error in units of the expected noise."""
+    return _largest(line) / line.noise
+
+
+def _largest(line: ChunkLine | LayerLine) -> float:
+    """The median row error of the phase where it is largest; -1 without rows."""
+    errors = [phase.error for phase in line.phases if not math.isnan(phase.error)]
+    return max(errors, default=-1.0)
 
 
 def _compared(report: Report) -> str:
@@ -178,8 +185,8 @@ def _layers(lines: Sequence[LayerLine]) -> RenderableType:
     if all(line.ok for line in lines):
         worst = max(lines, key=_strain)
         return Text(
-            f"{plural(len(lines), 'depth')} of the model agree on both sides (error {figure(worst.error)} at "
-            f"{depth_name(worst.depth)}, expected noise {figure(worst.noise)})"
+            f"{plural(len(lines), 'depth')} of the model agree on both sides (error "
+            f"{figure(_largest(worst))} at {depth_name(worst.depth)}, expected noise {figure(worst.noise)})"
         )
     table = _table(("depth", "l"), ("error", "r"), ("noise", "r"), ("rows", "r"), ("", "l"))
     for line in lines:

@@ -9,8 +9,10 @@ from hsprobe.compare import coverage
 from hsprobe.compare.align import pair, spread, token_twins
 from hsprobe.compare.coverage import Coverage, cover
 from hsprobe.compare.stack import stacks_of
+from hsprobe.trace.context import context_hashes
 from hsprobe.trace.reader import Trace
 from hsprobe.trace.schema import Phase, RowStatus
+from hsprobe.trace.writer import TraceWriter
 from tests.synthetic import World, prompts, write_infer, write_train
 
 
@@ -102,11 +104,34 @@ def test_rows_past_the_end_of_what_was_generated_are_called_so(tmp_path: Path) -
     assert found.drifts == []
 
 
-def test_rows_that_were_not_computed_are_missing_and_not_shifted(tmp_path: Path) -> None:
-    infer = write_infer(tmp_path / "i.h5", keep=20)
-    found = _cover(write_train(tmp_path / "t.h5"), infer)
+def test_the_last_token_of_a_generation_is_the_end_and_not_a_gap(tmp_path: Path) -> None:
+    found = _cover(write_train(tmp_path / "t.h5"), write_infer(tmp_path / "i.h5", keep=20))
     assert found.matched == 80
-    assert found.reasons == {coverage.NOT_COMPUTED: found.train_rows - 80}
+    assert found.reasons == {coverage.BEYOND: found.train_rows - 80}
+
+
+def test_rows_that_were_not_computed_are_missing_and_not_shifted(tmp_path: Path) -> None:
+    infer = write_infer(tmp_path / "i.h5", cached=6)
+    found = _cover(write_train(tmp_path / "t.h5"), infer)
+    assert found.matched == found.train_rows - 4 * 6
+    assert found.reasons == {coverage.NOT_COMPUTED: 4 * 6}
+
+
+def test_rows_recorded_at_another_site_only_are_told_apart(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "i.h5", {}) as writer:
+        (request,) = prompts(1)
+        writer.add_rank(0, {})
+        writer.add_passes(
+            0, {"id": [0], "model": [0], "phase": [0], "mode": [1], "n_rows": [30], "time": [0.0]}
+        )
+        columns = {"pass": [0] * 30, "request": [0] * 30, "position": range(30), "token": request}
+        columns |= {"context": np.array(context_hashes(request), np.uint64), "status": [0] * 30}
+        writer.append_rows(0, {name: np.asarray(values) for name, values in columns.items()})
+        last = np.ones((1, 12), np.float32)
+        writer.append(0, "aux", last, [29], site="aux", dtype="float32", chunks=3)
+        writer.set_requests(["s0"], [request], [30])
+    found = _cover(write_train(tmp_path / "t.h5", world=World(requests=prompts(1))), tmp_path / "i.h5")
+    assert (found.matched, found.reasons) == (1, {coverage.OTHER_SITE: 29})
 
 
 def test_a_shared_beginning_does_not_make_two_requests_one(tmp_path: Path) -> None:

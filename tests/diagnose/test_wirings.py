@@ -54,7 +54,8 @@ def test_the_embedding_in_a_chunk(tmp_path: Path, world: World) -> None:
     train = write_train(tmp_path / "t.h5", (3, 6, 8), world=world)
     report = diff(train, write_infer(tmp_path / "i.h5", (0, 3, 6), world=world))
     assert _only(report, "LAYER_SET") == (
-        "aux chunk 0 carries the embedding output (depth 0); the draft was trained on depth 3 (output of layer 2)"
+        "aux chunk 0 carries the embedding output (depth 0); "
+        "the draft was trained on depth 3 (output of layer 2)"
     )
     assert _ids(report) == "eagle_aux_hidden_state_layer_ids: [-1, 2, 5]  ->  [2, 5, 7]"
     assert "aux chunk 1 carries depth 3 (output of layer 2)" in report.findings[0].evidence[0]

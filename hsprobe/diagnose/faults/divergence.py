@@ -20,12 +20,9 @@ def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
     first, worst = bad[0], max(bad, key=lambda line: line.error)
     before = [line for line in lines[: lines.index(first)] if line.ok]
     after = lines[lines.index(first) :]
-    agree = (
-        f"the model states agree up to {depth_name(before[-1].depth)} and differ"
-        if before
-        else "the model states differ"
-    )
-    reach = "from there on" if all(not line.ok for line in after) and len(after) > 1 else "there"
+    agree = f"agree up to {depth_name(before[-1].depth)} and differ" if before else "differ"
+    on = len(after) > 1 and not any(line.ok for line in after)
+    where = f"from {depth_name(first.depth)} on" if on else f"at {depth_name(first.depth)}"
     proof = [
         f"error {figure(first.error)} at {depth_name(first.depth)}, expected {figure(first.noise)} or less"
     ]
@@ -35,7 +32,7 @@ def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
     return [
         Finding(
             code=CODE,
-            title=f"{agree} at {depth_name(first.depth)}, {reach}",
+            title=f"the model states {agree} {where}",
             rank=RANK,
             confidence=1.0,
             evidence=proof,

@@ -44,7 +44,7 @@ def _title(state: State, chunks: list[ChunkEvidence]) -> str:
     lines = [chunk.line for chunk in chunks]
     one = len(lines) == 1
     name = f"aux {'chunk' if one else 'chunks'} {numbers([line.index for line in lines])}"
-    depths = f"depth {listed(line.trained for line in lines)}"
+    depths = f"{'depth' if one else 'depths'} {listed(line.trained for line in lines)}"
     if state is State.SOME_ROWS:
         over = max(line.over for line in lines)
         rows = f"{over:,} of {lines[0].compared:,}"
