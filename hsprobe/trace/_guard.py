@@ -23,7 +23,6 @@ from hsprobe.trace.spool import MAGIC as SPOOL_MAGIC
 
 _HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 _AGAIN = "Capture it again, or fetch a sound copy of the file."
-_VLEN_BYTES = 16
 _MAX_MEMBERS = 100_000
 
 
@@ -130,29 +129,36 @@ def _require_trace(path: Path, file: h5py.File) -> None:
 
 def text(item: h5py.Group, name: str, path: Path) -> str | None:
     """A string attribute, None where there is none or it is something else."""
-    with sound(path, f"attribute {name} of {item.name}"):
-        value = item.attrs.get(name)
-        value = value.decode() if isinstance(value, bytes) else value
-        return value if isinstance(value, str) else None
+    value = _attribute(item, name, path, h5py.h5t.TypeStringID)
+    return value.decode() if isinstance(value, bytes) else None
 
 
 def integer(item: h5py.Group, name: str, path: Path) -> int | None:
     """An integer attribute, None where there is none or it is something else."""
-    with sound(path, f"attribute {name} of {item.name}"):
-        value = item.attrs.get(name)
-        return int(value) if isinstance(value, (int, np.integer)) else None
+    value = _attribute(item, name, path, h5py.h5t.TypeIntegerID)
+    return int(value) if isinstance(value, np.integer) else None
 
 
 def integers(item: h5py.Group, name: str, path: Path) -> list[int] | None:
-    """An attribute that is a list of integers, None where there is none."""
+    """An attribute that is a list of integers, None where there is none or it is something else."""
+    value = _attribute(item, name, path, h5py.h5t.TypeIntegerID)
+    return [int(one) for one in value] if isinstance(value, np.ndarray) and value.ndim == 1 else None
+
+
+def _attribute(item: h5py.Group, name: str, path: Path, kind: type) -> Any:
     with sound(path, f"attribute {name} of {item.name}"):
-        value = item.attrs.get(name)
-        if value is None:
+        if name not in item.attrs:
             return None
-        array = np.asarray(value)
-        if array.size and not np.issubdtype(array.dtype, np.integer):
-            raise damaged(path, f"attribute {name} of {item.name}", "it is not a list of integers")
-        return [int(one) for one in array.reshape(-1)]
+        # The type is looked at before the value is: strings of variable length lie in a heap that has no
+        # checksum, and HDF5 can search a damaged one for ever.
+        stored = item.attrs.get_id(name).get_type()
+        if not isinstance(stored, kind) or _is_variable(stored):
+            return None
+        return item.attrs[name]
+
+
+def _is_variable(stored: Any) -> bool:
+    return isinstance(stored, h5py.h5t.TypeStringID) and bool(stored.is_variable_str())
 
 
 def group(parent: h5py.Group, name: str, path: Path) -> h5py.Group:
@@ -216,9 +222,10 @@ def _text_dataset(parent: h5py.Group, name: str, path: Path, ndim: int) -> h5py.
     found = _dataset(parent, name, path)
     place = _at(parent, name)
     with sound(path, place):
-        if h5py.check_string_dtype(found.dtype) is None or found.ndim != ndim:
-            raise damaged(path, place, "it is not text")
-        _require_bytes(found, found.size * _VLEN_BYTES, path, place)
+        kind = h5py.check_string_dtype(found.dtype)
+        if kind is None or kind.length is None or found.ndim != ndim:
+            raise damaged(path, place, "it is not text of fixed length")
+        _require_bytes(found, found.size * found.dtype.itemsize, path, place)
     return found
 
 

@@ -85,7 +85,10 @@ class _Stream:
         )
         _column(self.group, "row", np.dtype("<i8"), min(_COLUMN_CHUNK, rows))
         for name, value in self.attrs.items():
-            self.group.attrs[name] = value
+            if isinstance(value, str):
+                _set_text(self.group, name, value)
+            else:
+                self.group.attrs[name] = value
 
 
 class TraceWriter:
@@ -111,11 +114,11 @@ class TraceWriter:
         self._finished: set[int] = set()
         with self._writing():
             self._file = h5py.File(self.partial, "w", libver=_LIBVER)
-            self._file.attrs["format"] = schema.FORMAT
+            _set_text(self._file, "format", schema.FORMAT)
             self._file.attrs["schema_version"] = schema.SCHEMA_VERSION
-            self._file.attrs["state"] = schema.STATE_WRITING
-            self._file.attrs["created"] = datetime.now(UTC).isoformat(timespec="seconds")
-            self._file.attrs["hsprobe_version"] = __version__
+            _set_text(self._file, "state", schema.STATE_WRITING)
+            _set_text(self._file, "created", datetime.now(UTC).isoformat(timespec="seconds"))
+            _set_text(self._file, "hsprobe_version", __version__)
             self._file.create_group("ranks")
             self._file.flush()
 
@@ -218,7 +221,7 @@ class TraceWriter:
             self._write_requests()
             self._write_text("provenance", self._provenance)
             self._write_text("gaps", self._gaps)
-            self._file.attrs["state"] = state
+            _set_text(self._file, "state", state)
             self._file.close()
             _sync(self.partial)
             self.partial.replace(self.path)
@@ -278,7 +281,9 @@ class TraceWriter:
     def _write_requests(self) -> None:
         ids, tokens, prompt_lens = self._requests
         group = self._file.create_group("requests")
-        group.create_dataset("id", shape=(len(ids),), data=ids or None, dtype=h5py.string_dtype("utf-8"))
+        names = [one.encode() for one in ids]
+        kind = _text_type(max(map(len, names), default=0))
+        group.create_dataset("id", data=np.array(names, kind))
         numbers = {
             "offset": np.cumsum([0, *map(len, tokens)], dtype=np.int64),
             "token": np.concatenate([np.zeros(0, np.int64), *tokens]),
@@ -289,7 +294,19 @@ class TraceWriter:
             _extend(group[name], array)
 
     def _write_text(self, name: str, value: Any) -> None:
-        self._file.create_dataset(name, data=json.dumps(value), dtype=h5py.string_dtype("utf-8"))
+        content = json.dumps(value).encode()
+        self._file.create_dataset(name, data=np.array(content, _text_type(len(content))))
+
+
+def _text_type(length: int) -> np.dtype[Any]:
+    # Of fixed length, because HDF5 keeps other strings in a heap without a checksum.
+    kind: np.dtype[Any] = h5py.string_dtype("utf-8", max(1, length))
+    return kind
+
+
+def _set_text(item: h5py.Group, name: str, value: str) -> None:
+    content = value.encode()
+    item.attrs.create(name, np.array(content, _text_type(len(content))))
 
 
 def _attributes(
