@@ -6,7 +6,7 @@ Shapes: n rows of a request, H channels, L layers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,15 @@ Spoil = Callable[[str, Floats], Floats]
 
 def _as(dtype: str, x: Floats) -> Floats:
     """Round to a dtype and come back."""
-    return x if dtype == "float32" else x.astype(getattr(ml_dtypes, dtype)).astype(np.float32)
+    if dtype == "float32":
+        return x
+    rounded: Floats = x.astype(getattr(ml_dtypes, dtype)).astype(np.float32)
+    return rounded
 
 
 def _norm(x: Floats) -> Floats:
-    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + 1e-6)
+    normed: Floats = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + 1e-6)
+    return normed
 
 
 @cache
@@ -138,17 +142,17 @@ def write_train(
     with TraceWriter(path, provenance) as writer:
         writer.add_rank(0, {"tp": 0})
         for number, tokens in enumerate(world.requests):
-            rows = _append_rows(writer, number, tokens, 0, len(tokens), Phase.PREFILL)
+            rows = _append_rows(writer, number, tokens, [_Span(0, len(tokens), Phase.PREFILL)])
             states = world.states(number)
             if every:
                 for depth in [*range(L + 1), FINAL]:
-                    _append_depth(writer, depth, states[depth], rows, world, spoil, final="final")
+                    name, attrs = _named(depth, "final")
+                    _append(writer, name, states[depth], rows, world, spoil, **attrs)
                 continue
             aux = np.concatenate([states[d] for d in depths], axis=1)
-            declared = list(depths) if declare is True else declare
-            _append(
-                writer, "aux", aux, rows, world, spoil, "aux", depths=declared or None, chunks=len(depths)
-            )
+            declared = list(depths) if declare is True else declare or None
+            attrs = {"site": "aux", "chunks": len(depths), "depths": declared}
+            _append(writer, "aux", aux, rows, world, spoil, **attrs)
         writer.set_requests([f"t{i}" for i in range(len(world.requests))], world.requests, _lengths(world))
     return path
 
@@ -213,6 +217,21 @@ def write_infer(
     return path
 
 
+@dataclass(frozen=True)
+class _Span:
+    """Rows of one pass: positions start..stop of the request, then rejected ones."""
+
+    start: int
+    stop: int
+    phase: Phase
+    rejected: int = 0
+    model: Model = Model.TARGET
+
+    @property
+    def rows(self) -> int:
+        return self.stop - self.start + self.rejected
+
+
 def _serve(
     writer: TraceWriter,
     world: World,
@@ -233,103 +252,84 @@ def _serve(
         if depth != 0:
             states[depth] = x + x * rng.normal(scale=jitter, size=x.shape).astype(np.float32)
     first, second = len(tokens) // 2, 3 * len(tokens) // 4
-    spans = [(cached, first, Phase.PREFILL)]
-    spans += [(p, p + 1, Phase.DECODE) for p in range(first, second)]
-    spans += [(p, min(p + 3, len(tokens)), Phase.VERIFY) for p in range(second, len(tokens), 3)]
-    for start, stop, phase in spans:
-        rejected = 1 if phase is Phase.VERIFY else 0
-        rows = _append_rows(writer, number, tokens, start, stop, phase, rejected=rejected)
-        mark = phase.name.lower()
+    spans = [_Span(cached, first, Phase.PREFILL)]
+    spans += [_Span(p, p + 1, Phase.DECODE) for p in range(first, second)]
+    spans += [_Span(p, min(p + 3, len(tokens)), Phase.VERIFY, 1) for p in range(second, len(tokens), 3)]
 
-        def block(depth: Any, start: int = start, stop: int = stop, rejected: int = rejected) -> Floats:
-            junk = np.full((rejected, world.width), 7.0, np.float32)
-            return np.concatenate([states[depth][start:stop], junk])
+    def block(depth: Any, span: _Span) -> Floats:
+        junk = np.full((span.rejected, world.width), 7.0, np.float32)
+        return np.concatenate([states[depth][span.start : span.stop], junk])
 
-        def spoilt(name: str, x: Floats, mark: str = mark) -> Floats:
-            return spoil(f"{name}@{mark}", x.copy()) if spoil else x
+    def spoilt(name: str, blocks: list[Floats]) -> list[Floats]:
+        if spoil is None:
+            return blocks
+        marks = [f"{name}@{span.phase.name.lower()}" for span in spans]
+        return [spoil(mark, x.copy()) for mark, x in zip(marks, blocks, strict=True)]
 
-        if "layer" in sites:
-            for depth in [*range(L + 1), FINAL]:
-                _append_depth(
-                    writer, depth, block(depth), rows, world, spoilt, final="logits_processor.input"
-                )
-        now = decode_depths if phase is Phase.DECODE else depths
-        aux = np.concatenate([block(d) for d in now], axis=1)
-        aux = spoilt("aux", aux)
-        if "aux" in sites:
-            _append(
-                writer,
-                "aux",
-                aux,
-                rows,
-                world,
-                None,
-                "aux",
-                depths=depths if account else None,
-                chunks=len(depths),
-            )
-        if "draft.input" in sites:
-            draft_phase = Phase.PREFILL if phase is Phase.PREFILL else Phase.DRAFT_EXTEND
-            draft_rows = _append_rows(
-                writer, number, tokens, start, stop, draft_phase, rejected=rejected, model=Model.DRAFT
-            )
-            handed = spoilt("draft.input", aux)
-            _append(writer, "draft.input", handed, draft_rows, world, None, "draft.input", chunks=len(depths))
+    rows = _append_rows(writer, number, tokens, spans)
+    if "layer" in sites:
+        for depth in [*range(L + 1), FINAL]:
+            name, attrs = _named(depth, "logits_processor.input")
+            blocks = spoilt(name, [block(depth, span) for span in spans])
+            _append(writer, name, np.concatenate(blocks), rows, world, None, **attrs)
+    now = [decode_depths if span.phase is Phase.DECODE else depths for span in spans]
+    aux = [np.concatenate([block(d, s) for d in ds], axis=1) for ds, s in zip(now, spans, strict=True)]
+    aux = spoilt("aux", aux)
+    if "aux" in sites:
+        attrs = {"site": "aux", "chunks": len(depths), "depths": depths if account else None}
+        _append(writer, "aux", np.concatenate(aux), rows, world, None, **attrs)
+    if "draft.input" in sites:
+        rows = _append_rows(writer, number, tokens, [_of_the_draft(span) for span in spans])
+        handed = np.concatenate(spoilt("draft.input", aux))
+        _append(writer, "draft.input", handed, rows, world, None, site="draft.input", chunks=len(depths))
+
+
+def _of_the_draft(span: _Span) -> _Span:
+    phase = Phase.PREFILL if span.phase is Phase.PREFILL else Phase.DRAFT_EXTEND
+    return replace(span, phase=phase, model=Model.DRAFT)
 
 
 def _append_rows(
-    writer: TraceWriter,
-    request: int,
-    tokens: list[int],
-    start: int,
-    stop: int,
-    phase: Phase,
-    *,
-    rejected: int = 0,
-    model: Model = Model.TARGET,
+    writer: TraceWriter, request: int, tokens: list[int], spans: Sequence[_Span]
 ) -> NDArray[np.int64]:
-    n = stop - start + rejected
+    """Append the passes of a request and their rows; the indices of the rows, span after span."""
     number = writer.add_passes(
         0,
         {
-            "id": [request * 1000 + start],
-            "model": [int(model)],
-            "phase": [int(phase)],
-            "mode": [int(CaptureMode.FULL)],
-            "n_rows": [n],
-            "time": [0.0],
+            "id": [request * 1000 + span.start for span in spans],
+            "model": [int(span.model) for span in spans],
+            "phase": [int(span.phase) for span in spans],
+            "mode": [int(CaptureMode.FULL)] * len(spans),
+            "n_rows": [span.rows for span in spans],
+            "time": [0.0] * len(spans),
         },
     )
-    status = RowStatus.ACCEPTED if phase in (Phase.VERIFY, Phase.DRAFT_EXTEND) else RowStatus.PLAIN
-    context = context_hashes(tokens)[start:stop] + [123456789 + start] * rejected
-    first = writer.append_rows(
-        0,
-        {
-            "pass": [number] * n,
-            "request": [request] * n,
-            "position": list(range(start, start + n)),
-            "token": tokens[start:stop] + [1] * rejected,
-            "context": np.array(context, np.uint64),
-            "status": [int(status)] * (stop - start) + [int(RowStatus.REJECTED)] * rejected,
-        },
-    )
-    return np.arange(first, first + n)
+    known = context_hashes(tokens)
+    columns: dict[str, list[int]] = {
+        name: [] for name in ("pass", "request", "position", "token", "context", "status")
+    }
+    for index, span in enumerate(spans):
+        verified = span.phase in (Phase.VERIFY, Phase.DRAFT_EXTEND)
+        status = RowStatus.ACCEPTED if verified else RowStatus.PLAIN
+        columns["pass"] += [number + index] * span.rows
+        columns["request"] += [request] * span.rows
+        columns["position"] += range(span.start, span.start + span.rows)
+        columns["token"] += [*tokens[span.start : span.stop], *[1] * span.rejected]
+        columns["context"] += [*known[span.start : span.stop], *[123456789 + span.start] * span.rejected]
+        columns["status"] += [
+            *[int(status)] * (span.stop - span.start),
+            *[int(RowStatus.REJECTED)] * span.rejected,
+        ]
+    context = np.array(columns.pop("context"), np.uint64)
+    first = writer.append_rows(0, {**columns, "context": context})
+    return np.arange(first, first + len(context))
 
 
-def _append_depth(
-    writer: TraceWriter,
-    depth: Any,
-    x: Floats,
-    rows: NDArray[np.int64],
-    world: World,
-    spoil: Spoil | None,
-    *,
-    final: str,
-) -> None:
+def _named(depth: Any, final: str) -> tuple[str, dict[str, Any]]:
+    """Name and attributes of a tensor that holds one depth."""
     if depth == FINAL:
-        _append(writer, final, x, rows, world, spoil, final, depth="final")
-    else:
-        _append(writer, f"layer/{depth:03d}", x, rows, world, spoil, "layer", depth=depth)
+        return final, {"site": final, "depth": "final"}
+    return f"layer/{depth:03d}", {"site": "layer", "depth": depth}
 
 
 def _append(
@@ -339,11 +339,10 @@ def _append(
     rows: NDArray[np.int64],
     world: World,
     spoil: Spoil | None,
-    site: str,
     **attrs: Any,
 ) -> None:
     values = spoil(name, x.copy()) if spoil else x
-    writer.append(0, name, encode(values, world.dtype), rows, site=site, dtype=world.dtype, **attrs)
+    writer.append(0, name, encode(values, world.dtype), rows, dtype=world.dtype, **attrs)
 
 
 def _model(world: World, architecture: str) -> dict[str, Any]:

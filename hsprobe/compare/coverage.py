@@ -102,9 +102,11 @@ def _explain(
     last = _last_positions(infer, len(infer_trace.requests.ids))
     partners = _Partners(train_trace, infer_trace)
     reasons: Counter[str] = Counter()
-    requests = train.keys.request[missing]
-    for request in np.unique(requests):
-        rows = missing[requests == request]
+    missing = missing[np.argsort(train.keys.request[missing], kind="stable")]
+    was_computed = np.isin(train.keys.context[missing], computed)
+    requests, first = np.unique(train.keys.request[missing], return_index=True)
+    groups = zip(requests, np.split(missing, first[1:]), np.split(was_computed, first[1:]), strict=True)
+    for request, rows, elsewhere in groups:
         if request < 0 or request >= len(train_trace.requests.ids):
             reasons[NO_TOKENS] += len(rows)
             continue
@@ -113,10 +115,9 @@ def _explain(
         shares = position < shared
         # The last token of a generation is never fed back, so its row is not missing: it is past the end.
         ended = shares & (position > last[partner]) & (partner >= 0)
-        was_computed = np.isin(train.keys.context[rows], computed)
         reasons[BEYOND] += int(np.count_nonzero(ended))
-        reasons[OTHER_SITE] += int(np.count_nonzero(shares & ~ended & was_computed))
-        reasons[NOT_COMPUTED] += int(np.count_nonzero(shares & ~ended & ~was_computed))
+        reasons[OTHER_SITE] += int(np.count_nonzero(shares & ~ended & elsewhere))
+        reasons[NOT_COMPUTED] += int(np.count_nonzero(shares & ~ended & ~elsewhere))
         outside = int(np.count_nonzero(~shares))
         if partner < 0:
             reasons[NOT_CAPTURED] += outside

@@ -6,7 +6,7 @@ from hsprobe.compare.direct import Direct
 from hsprobe.compare.stack import Stack
 from hsprobe.diagnose.evidence import ChunkEvidence
 from hsprobe.diagnose.identify import Identity, Label
-from hsprobe.diagnose.judge import judge
+from hsprobe.diagnose.judge import Verdict, judge
 from hsprobe.diagnose.model import ChunkLine, Depth, PhaseLine, State
 from hsprobe.diagnose.naming import phase_name, short
 from hsprobe.trace.reader import Trace
@@ -35,17 +35,6 @@ def chunk_evidence(
     verdict = judge(direct, whole, by_phase, wanted)
     total = direct.total
     served, served_chunk = _served(whole, verdict.state, trained[0], declared_served)
-    phases = [
-        PhaseLine(
-            phase_name(phase),
-            stats.rows,
-            stats.median,
-            stats.over_limit,
-            verdict.phases[phase],
-            label_depth(by_phase[phase].best) if phase in by_phase and by_phase[phase].clear else None,
-        )
-        for phase, stats in sorted(direct.by_phase.items())
-    ]
     line = ChunkLine(
         index=index,
         trained=trained[0],
@@ -69,9 +58,23 @@ def chunk_evidence(
         nonfinite_train=direct.right_nonfinite,
         nonfinite_infer=direct.left_nonfinite,
         nonfinite_at=places[1],
-        phases=phases,
+        phases=_phase_lines(direct, by_phase, verdict),
     )
     return ChunkEvidence(line, whole, wanted, direct)
+
+
+def _phase_lines(direct: Direct, by_phase: dict[int, Identity], verdict: Verdict) -> list[PhaseLine]:
+    return [
+        PhaseLine(
+            phase_name(phase),
+            stats.rows,
+            stats.median,
+            stats.over_limit,
+            verdict.phases[phase],
+            label_depth(by_phase[phase].best) if phase in by_phase and by_phase[phase].clear else None,
+        )
+        for phase, stats in sorted(direct.by_phase.items())
+    ]
 
 
 def _served(identity: Identity, state: State, trained: Depth, declared: Depth) -> tuple[Depth, int | None]:

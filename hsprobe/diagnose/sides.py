@@ -98,7 +98,15 @@ def open_side(trace: Trace, side: str) -> Side:
 
 
 def check_same_model(train: Side, infer: Side) -> None:
-    """Raise HsprobeError if the widths show that the traces come from different models."""
+    """Raise HsprobeError if the widths show that the traces come from different models, or are none."""
+    for side in (train, infer):
+        for name in _CHUNKED:
+            if name in side.stacks and side.stacks[name].width % side.hidden:
+                raise HsprobeError(
+                    f"{name} in {side.trace.path} is {side.stacks[name].width} wide, which is no multiple of "
+                    f"the hidden size {side.hidden}.",
+                    "Check that the capture and its model agree, and capture again.",
+                )
     if train.hidden != infer.hidden:
         raise HsprobeError(
             f"The hidden states of {train.trace.path} are {train.hidden} wide, those of {infer.trace.path} "

@@ -1,6 +1,7 @@
 """Which rows are compared, and why others are not."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -124,7 +125,12 @@ def test_rows_recorded_at_another_site_only_are_told_apart(tmp_path: Path) -> No
         writer.add_passes(
             0, {"id": [0], "model": [0], "phase": [0], "mode": [1], "n_rows": [30], "time": [0.0]}
         )
-        columns = {"pass": [0] * 30, "request": [0] * 30, "position": range(30), "token": request}
+        columns: dict[str, Any] = {
+            "pass": [0] * 30,
+            "request": [0] * 30,
+            "position": range(30),
+            "token": request,
+        }
         columns |= {"context": np.array(context_hashes(request), np.uint64), "status": [0] * 30}
         writer.append_rows(0, {name: np.asarray(values) for name, values in columns.items()})
         last = np.ones((1, 12), np.float32)
