@@ -16,8 +16,9 @@ TROUBLE = 2
 INTERRUPTED = 130
 
 _DESCRIPTION = """\
-hsprobe answers one question for those who train a speculative-decoding draft and serve it: are the hidden
-states that the draft sees in production the ones it was trained on, and if not, what is wrong?
+hsprobe answers one question for those who train a speculative-decoding draft
+and serve it: are the hidden states that the draft sees in production the ones
+it was trained on, and if not, what is wrong?
 """
 
 _EPILOG = """\

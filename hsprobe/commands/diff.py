@@ -10,18 +10,20 @@ if TYPE_CHECKING:
     from hsprobe.diagnose import Report
 
 _DESCRIPTION = """\
-Say for every chunk that the draft is handed which depth of the target it carries, whether that is what the
-draft was trained on, and if not, which line to change.
+Say for every chunk that the draft is handed which depth of the target it
+carries, whether that is what the draft was trained on, and if not, which line
+to change.
 
-TRAIN is a training dump, or a reference of the whole model (hsprobe capture --model). INFER is a capture of
-the running server. Rows are compared where the token ids up to and including their own are the same.
+TRAIN is a training dump, or a reference of the whole model (hsprobe capture
+--model). INFER is a capture of the running server. Rows are compared where the
+token ids up to and including their own are the same.
 """
 
 _EPILOG = """\
 examples:
   hsprobe diff train.h5 infer.h5
   hsprobe diff train.h5 infer.h5 --format json -o report.json
-  hsprobe diff reference.h5 infer.h5       # reference.h5 from: hsprobe capture --model DIR
+  hsprobe diff reference.h5 infer.h5    # from: hsprobe capture --model DIR
 
 exit codes: 0 same, 1 different, 2 trouble
 """
