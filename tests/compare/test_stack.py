@@ -1,6 +1,7 @@
 """One name over several ranks is one table."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,14 @@ def _write(path: Path, halves: list[list[int]]) -> Path:
         for rank, tokens in enumerate(halves):
             n = len(tokens)
             writer.add_rank(rank, {"dp": rank})
-            columns = {"id": [0], "model": [0], "phase": [0], "mode": [2], "n_rows": [n], "time": [0.0]}
+            columns: dict[str, Any] = {
+                "id": [0],
+                "model": [0],
+                "phase": [0],
+                "mode": [2],
+                "n_rows": [n],
+                "time": [0.0],
+            }
             writer.add_passes(rank, columns)
             writer.append_rows(
                 rank,
