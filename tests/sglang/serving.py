@@ -125,7 +125,7 @@ class Kitchen:
         )
 
     def reference(self, kind: str, layers: str = "") -> Path:
-        """The transformers reference over the same prompts and as many generated tokens; all depths, or ``layers``."""
+        """The transformers reference of the same requests: all depths, or the outputs of ``layers``."""
         key = (kind, layers)
         if key not in self._references:
             out = self.folder / f"reference-{kind}-{re.sub(',', '_', layers) or 'all'}.h5"
