@@ -101,8 +101,3 @@ ROW_COLUMNS: Final[dict[str, str]] = {
 }
 COORDS: Final = ("tp", "pp", "dp", "attn_tp")
 """Attributes of a rank: its place in each kind of parallelism."""
-
-
-def layer_name(depth: int) -> str:
-    """Tensor name of the residual stream at `depth` decoder layers: `layer/003`."""
-    return f"layer/{depth:03d}"

@@ -1,11 +1,12 @@
-"""Site ``layer``: the residual stream at every depth, and ``embed``: what the embedding put out.
+"""Site ``layer``: the residual stream at every depth; ``mid``: between a layer's attention and its MLP;
+``embed``: what the embedding put out.
 
 SGLang 0.5.23 keeps the residual of a forward in ``forward_batch.residual_stream`` and completes a
 layer's owed sum when the next layer's attention stage is prepared. Right after that prepare, the
 stream holds the input of the layer, which is the output of the one before, reduced over ranks
-(``layers/layer_boundary/stage.py:StageBoundary.prepare``). Nothing is added to the served path. The
-last depth comes from the final norm's own residual output
-(``layers/layer_boundary/residual/batch.py:final_norm``).
+(``layers/layer_boundary/stage.py:StageBoundary.prepare``). In the same way the MLP's stage leaves the
+stream with the layer's attention output added. The last depth comes from the final norm's own residual
+output (``layers/layer_boundary/residual/batch.py:final_norm``). Nothing is added to the served path.
 """
 
 import re
@@ -24,13 +25,13 @@ class LayerProbe:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._depth_of: dict[int, int] = {}
+        self._place_of: dict[int, tuple[str, int]] = {}
         self._num_layers = 0
         self._boundaries: list[Any] = []
 
     def hooks(self) -> list[tuple[str, str, Any]]:
         """(target, hook type, function) for SGLang's HookRegistry."""
-        if "layer" not in self._recorder.settings.sites:
+        if not self._recorder.settings.sites & {"layer", "mid"}:
             return []
         return [(PREPARE, "AFTER", self._prepared), (FINAL_NORM, "AROUND", self._final_norm)]
 
@@ -39,19 +40,20 @@ class LayerProbe:
         if runner.is_draft_worker:
             return
         for name, module in runner.model.named_modules():
-            boundary = vars(module).get("attn_boundary")
             number = re.search(r"layers\.(\d+)$", name)
-            if boundary is not None and number is not None:
-                self._boundaries.append(boundary)
-                self._depth_of[id(boundary)] = int(number[1])
+            for attribute, site in (("attn_boundary", "layer"), ("ffn_boundary", "mid")):
+                boundary = vars(module).get(attribute)
+                if boundary is not None and number is not None:
+                    self._boundaries.append(boundary)
+                    self._place_of[id(boundary)] = (site, int(number[1]))
             if name.endswith("embed_tokens") and self._recorder.settings.wants("embed"):
                 module.register_forward_hook(self._embedded)
         self._num_layers = int(runner.model_config.num_hidden_layers)
 
     def _prepared(self, result: Any, boundary: Any, hidden: Any, batch: Any, *_: Any, **__: Any) -> None:
-        depth = self._depth_of.get(id(boundary))
-        if depth is not None:
-            self._recorder.guard("layer", lambda: self._take(depth, batch.residual_stream.residual))
+        place = self._place_of.get(id(boundary))
+        if place is not None:
+            self._recorder.guard(place[0], lambda: self._take(*place, batch.residual_stream.residual))
 
     def _final_norm(
         self, original: Any, hidden: Any, batch: Any, norm: Any, capture: Any = None, **kwargs: Any
@@ -60,16 +62,16 @@ class LayerProbe:
             return original(hidden, batch, norm, capture, **kwargs)
 
         def both(residual: torch.Tensor, **ownership: Any) -> None:
-            self._recorder.guard("layer", lambda: self._take(self._num_layers, residual))
+            self._recorder.guard("layer", lambda: self._take("layer", self._num_layers, residual))
             if capture is not None:
                 capture(residual, **ownership)
 
         return original(hidden, batch, norm, both, **kwargs)
 
-    def _take(self, depth: int, residual_TH: torch.Tensor) -> None:
+    def _take(self, site: str, depth: int, residual_TH: torch.Tensor) -> None:
         labelled = self._recorder.current(draft=False)
-        if labelled is not None and self._recorder.settings.wants("layer", depth):
-            self._recorder.take(labelled, f"layer/{depth:03d}", residual_TH, site="layer", depth=depth)
+        if labelled is not None and self._recorder.settings.wants(site, depth):
+            self._recorder.take(labelled, f"{site}/{depth:03d}", residual_TH, site=site, depth=depth)
 
     def _embedded(self, module: torch.nn.Module, args: Any, output_TH: torch.Tensor) -> None:
         def take() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 SITES = (
     "embed",
     "layer",
+    "mid",
     "aux",
     "logits_processor",
     "draft.input",
@@ -27,7 +28,7 @@ class Settings:
     Attributes:
         directory: where spools go; ``None`` means the private folder named after the server's port.
         sites: names of the sites to record.
-        depths: depths to record at the ``layer`` site; ``None`` records all of them.
+        depths: depths to record at the sites ``layer`` and ``mid``; ``None`` records all of them.
         max_bytes: spool size at which recording stops, in bytes, for each rank.
     """
 

@@ -18,7 +18,7 @@ import torch
 
 from hsprobe.errors import HsprobeError
 from hsprobe.trace.context import context_hashes
-from hsprobe.trace.schema import CaptureMode, Model, Phase, RowStatus, layer_name
+from hsprobe.trace.schema import CaptureMode, Model, Phase, RowStatus
 from hsprobe.trace.writer import TraceWriter
 
 
@@ -54,6 +54,15 @@ class ReferencePlan:
     device: str = "cpu"
 
 
+@dataclass(frozen=True)
+class _States:
+    """``[T, H]`` each: the stream at depths 0..L, after each layer's attention, and after the final norm."""
+
+    layers: list[torch.Tensor]
+    mids: list[torch.Tensor]
+    final: torch.Tensor
+
+
 class _Target:
     """The loaded model and the taps on it."""
 
@@ -75,11 +84,18 @@ class _Target:
         self.model.eval().to(plan.device)
         self.decoder = self.model.get_decoder()
         self.num_layers = len(self.decoder.layers)
-        self._before_norm: torch.Tensor | None = None
-        self.decoder.norm.register_forward_pre_hook(self._keep)
+        self._before: dict[int, torch.Tensor] = {}
+        self._keep_input_of(self.num_layers, self.decoder.norm)
+        for number, layer in enumerate(self.decoder.layers):
+            # Models with four norms a layer (Gemma) norm the attention's output before it is added.
+            norm = getattr(layer, "pre_feedforward_layernorm", None) or layer.post_attention_layernorm
+            self._keep_input_of(number, norm)
 
-    def _keep(self, module: torch.nn.Module, args: Any) -> None:
-        self._before_norm = args[0]
+    def _keep_input_of(self, place: int, norm: torch.nn.Module) -> None:
+        def keep(module: torch.nn.Module, args: Any) -> None:
+            self._before[place] = args[0]
+
+        norm.register_forward_pre_hook(keep)
 
     @torch.inference_mode()
     def extend(self, ids: list[int], max_new_tokens: int) -> list[int]:
@@ -98,14 +114,17 @@ class _Target:
         return [int(token) for token in made[0]]
 
     @torch.inference_mode()
-    def states(self, ids: list[int]) -> list[torch.Tensor]:
-        """Depths 0..L, then ``final``: L + 2 tensors ``[T, H]``."""
+    def states(self, ids: list[int]) -> "_States":
+        """The residual stream of one request."""
         result = self.decoder(
             torch.tensor([ids], device=self.model.device), output_hidden_states=True, use_cache=False
         )
-        assert self._before_norm is not None
         inner = [state[0] for state in result.hidden_states[: self.num_layers]]
-        return [*inner, self._before_norm[0], result.last_hidden_state[0]]
+        return _States(
+            layers=[*inner, self._before[self.num_layers][0]],
+            mids=[self._before[number][0] for number in range(self.num_layers)],
+            final=result.last_hidden_state[0],
+        )
 
     def provenance(self, plan: ReferencePlan) -> dict[str, Any]:
         """The producer's facts."""
@@ -182,7 +201,7 @@ def _write_request(
     writer: TraceWriter,
     number: int,
     ids: list[int],
-    states: list[torch.Tensor],
+    states: _States,
     depths: list[int] | None,
 ) -> None:
     n_rows = len(ids)
@@ -209,14 +228,16 @@ def _write_request(
         },
     )
     rows = np.arange(first, first + n_rows)
-    dtype = str(states[0].dtype).removeprefix("torch.")
+    dtype = str(states.final.dtype).removeprefix("torch.")
     if depths is not None:
-        aux = torch.cat([states[depth] for depth in depths], dim=-1)
+        aux = torch.cat([states.layers[depth] for depth in depths], dim=-1)
         writer.append(0, "aux", _bits(aux), rows, site="aux", dtype=dtype, depths=depths, chunks=len(depths))
         return
-    for depth, state in enumerate(states[:-1]):
-        writer.append(0, layer_name(depth), _bits(state), rows, site="layer", dtype=dtype, depth=depth)
-    writer.append(0, "final", _bits(states[-1]), rows, site="final", dtype=dtype, depth="final")
+    for site, tensors in (("layer", states.layers), ("mid", states.mids)):
+        for depth, state in enumerate(tensors):
+            name = f"{site}/{depth:03d}"
+            writer.append(0, name, _bits(state), rows, site=site, dtype=dtype, depth=depth)
+    writer.append(0, "final", _bits(states.final), rows, site="final", dtype=dtype, depth="final")
 
 
 def _bits(state: torch.Tensor) -> np.ndarray[Any, Any]:

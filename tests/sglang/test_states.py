@@ -30,8 +30,8 @@ def served(request, kitchen):
 
 def test_every_depth_equals_the_reference_in_prefill_and_verify(served):
     captured, reference, _ = served
-    for depth in range(LAYERS + 1):
-        name = f"layer/{depth:03d}"
+    depths = [f"layer/{depth:03d}" for depth in range(LAYERS + 1)]
+    for name in [*depths, *(f"mid/{depth:03d}" for depth in range(LAYERS))]:
         expected = by_context(rows_of(reference, name))
         for phase in (Phase.PREFILL, Phase.VERIFY):
             error, count = worst_relative_error(rows_of(captured.trace, name), expected, phase)
@@ -84,6 +84,7 @@ def test_what_the_draft_gets_is_bit_for_bit_what_the_target_handed_over(served):
 def test_every_site_has_rows_and_nothing_was_missed(served):
     captured, _, configuration = served
     expected = {f"layer/{depth:03d}" for depth in range(LAYERS + 1)} | {
+        *(f"mid/{depth:03d}" for depth in range(LAYERS)),
         "embed", "aux", "logits_processor.input", "logits_processor.stored",
         "draft.input", "draft.fc", "draft.layer", "draft.final", "draft.logits",
     }  # fmt: skip
