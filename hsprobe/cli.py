@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence
 
 from hsprobe import __version__
-from hsprobe.commands import capture, diff, inspect
+from hsprobe.commands import capture, diff, inspect, noise
 from hsprobe.errors import HsprobeError
 
 TROUBLE = 2
@@ -41,7 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"hsprobe {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (capture, diff, inspect):
+    for command in (capture, diff, noise, inspect):
         command.add_parser(commands)
     return parser
 

@@ -23,6 +23,7 @@ _EPILOG = """\
 examples:
   hsprobe diff train.h5 infer.h5
   hsprobe diff train.h5 infer.h5 --format json -o report.json
+  hsprobe diff train.h5 infer.h5 --noise tolerance.json   # see: hsprobe noise
   hsprobe diff reference.h5 infer.h5    # from: hsprobe capture --model DIR
 
 exit codes: 0 same, 1 different, 2 trouble
@@ -49,6 +50,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         default=512,
         help="identify chunks on at most N rows; errors always take all (default: %(default)s)",
     )
+    parser.add_argument(
+        "--noise",
+        metavar="FILE",
+        type=Path,
+        help="judge by the noise measured with 'hsprobe noise' where FILE covers it",
+    )
     parser.set_defaults(run=run)
 
 
@@ -57,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     from hsprobe.diagnose import diff
     from hsprobe.report.output import write
 
-    report = diff(args.train, args.infer, rows=args.rows)
+    report = diff(args.train, args.infer, rows=args.rows, noise=args.noise)
     write(args.output, lambda stream: _render(report, args.format, stream))
     return 0 if report.same else 1
 

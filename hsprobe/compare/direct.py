@@ -5,7 +5,7 @@ Shapes: n rows of a block, H channels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,6 +13,9 @@ import numpy as np
 from hsprobe.compare.align import Pairs, pair, spread
 from hsprobe.compare.stack import Depth, Rows, Stack
 from hsprobe.compare.statistics import ErrorStats, Floats, channel_scale, finite_rows, row_errors
+
+# Largest row error of each phase that still counts as equal; one figure stands for all phases.
+Limits = float | Mapping[int, float]
 
 _BLOCK_BYTES = 8 << 20
 _SCALE_ROWS = 256
@@ -66,6 +69,20 @@ class Direct:
             merged = merged.merge(stats)
         return merged
 
+    def merge(self, other: Direct) -> Direct:
+        """The summary of both inputs, as if all pairs had been added to one."""
+        phases = sorted({*self.by_phase, *other.by_phase})
+        first = [row for row in (self.first_nonfinite, other.first_nonfinite) if row >= 0]
+        return Direct(
+            {
+                p: self.by_phase.get(p, ErrorStats()).merge(other.by_phase.get(p, ErrorStats()))
+                for p in phases
+            },
+            self.left_nonfinite + other.left_nonfinite,
+            self.right_nonfinite + other.right_nonfinite,
+            min(first, default=-1),
+        )
+
 
 def blocks(rows: int, width: int) -> Iterator[slice]:
     """Slices over `rows` rows, each a bounded number of bytes at this width."""
@@ -74,7 +91,7 @@ def blocks(rows: int, width: int) -> Iterator[slice]:
         yield slice(start, min(start + step, rows))
 
 
-def compare(left: Lane, right: Lane, limit: float, pairs: Pairs | None = None) -> Direct:
+def compare(left: Lane, right: Lane, limit: Limits, pairs: Pairs | None = None) -> Direct:
     """Errors of `left` (served) against `right` (reference) over all pairs.
 
     Args:
@@ -83,7 +100,7 @@ def compare(left: Lane, right: Lane, limit: float, pairs: Pairs | None = None) -
     return compare_many([(left, right, limit)], pairs)[0]
 
 
-def compare_many(jobs: list[tuple[Lane, Lane, float]], pairs: Pairs | None = None) -> list[Direct]:
+def compare_many(jobs: list[tuple[Lane, Lane, Limits]], pairs: Pairs | None = None) -> list[Direct]:
     """As `compare`, for lanes of the same two stacks, reading each stack once."""
     left, right = jobs[0][0].stack, jobs[0][1].stack
     found = pair(left, right) if pairs is None else pairs
@@ -100,7 +117,7 @@ def compare_many(jobs: list[tuple[Lane, Lane, float]], pairs: Pairs | None = Non
 
 
 def _add(
-    result: Direct, a_nH: Floats, b_nH: Floats, scale: Floats, limit: float, rows: Rows, stack: Stack
+    result: Direct, a_nH: Floats, b_nH: Floats, scale: Floats, limit: Limits, rows: Rows, stack: Stack
 ) -> None:
     errors = row_errors(a_nH, b_nH, scale)
     bad = ~np.isfinite(errors)
@@ -112,4 +129,5 @@ def _add(
     phases = stack.keys.phase[rows]
     for phase in np.unique(phases):
         inside = phases == phase
-        result.by_phase.setdefault(int(phase), ErrorStats()).add(errors[inside], limit, rows[inside])
+        most = limit[int(phase)] if isinstance(limit, Mapping) else limit
+        result.by_phase.setdefault(int(phase), ErrorStats()).add(errors[inside], most, rows[inside])

@@ -1,8 +1,8 @@
-"""How far apart two right computations of the same state may be.
+"""How far apart two right computations of the same state may be: the built-in model, or measured figures.
 
-Rounding enters with every layer and is carried on by the residual stream; independent errors add in
-squares, hence the square root of the number of layers. A row error (see `statistics.row_errors`) between
-two faithful computations is expected to stay below
+**The model.** Rounding enters with every layer and is carried on by the residual stream; independent errors
+add in squares, hence the square root of the number of layers. A row error (see `statistics.row_errors`)
+between two faithful computations is expected to stay below
 
     expected = C * eps * sqrt(depth + 1)
 
@@ -13,9 +13,22 @@ Where C comes from: random 8-block pre-norm transformers with weights and activa
 1.9 eps * sqrt(depth + 1); rounded up to 2. Float32 is given more, because there the two sides do not
 differ by rounding alone: other kernels take other exponentials, reciprocal roots and summation orders,
 each good to several units in the last place.
+
+**Measured figures** come from two benign captures by way of `hsprobe noise` (see `tolerance`), and take the
+model's place where there are any.
 """
 
+from __future__ import annotations
+
 import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hsprobe.compare.stack import Depth
+    from hsprobe.compare.statistics import ErrorStats
+    from hsprobe.compare.tolerance import Tolerance
 
 _EPS = {
     "float64": 2.0**-52,
@@ -32,6 +45,10 @@ _C_FLOAT32 = 12.0
 # The middle row may exceed the expectation threefold, a single row tenfold, before they count as different.
 MEDIAN_ALLOWANCE = 3.0
 ROW_ALLOWANCE = 10.0
+# A stray row in two hundred may stick out for its own reasons (a routing tie in a mixture of experts).
+STRAY_SHARE = 0.005
+
+MODEL, FILE, BOTH = "model", "file", "model and file"
 
 
 def coarsest(*dtypes: str | None) -> str:
@@ -52,8 +69,70 @@ def plain(dtype: str | None) -> str:
     }.get(name, name)
 
 
+def epsilon(dtype: str) -> float:
+    """Machine epsilon of a dtype; float32's for one that is not known."""
+    return _EPS.get(plain(dtype), _EPS["float32"])
+
+
 def expected_error(dtype: str, depth: int) -> float:
     """The row error to expect between two faithful computations at a depth (0..L; use L for `final`)."""
-    eps = _EPS.get(plain(dtype), _EPS["float32"])
+    eps = epsilon(dtype)
     factor = _C_FLOAT32 if eps <= _EPS["float32"] else _C
     return factor * eps * math.sqrt(depth + 1)
+
+
+def needed(stats: ErrorStats) -> float:
+    """The smallest expected error at which these rows would pass as equal; NaN without finite rows."""
+    return max(stats.median / MEDIAN_ALLOWANCE, stats.quantile(1.0 - STRAY_SHARE) / ROW_ALLOWANCE)
+
+
+@dataclass(frozen=True)
+class Level:
+    """The row error to expect, and whether the model or measured figures say so."""
+
+    expected: float
+    source: str = MODEL
+
+    @property
+    def row_limit(self) -> float:
+        """A row with a larger error counts as different."""
+        return ROW_ALLOWANCE * self.expected
+
+    @staticmethod
+    def widest(levels: Iterable[Level]) -> Level:
+        """What holds for rows of several phases together."""
+        found = list(levels)
+        sources = {level.source for level in found}
+        return Level(max(level.expected for level in found), sources.pop() if len(sources) == 1 else BOTH)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What error to expect at a depth between two precisions.
+
+    Attributes:
+        num_layers: L, the depth that stands for `final` and for a depth that is not known.
+        tolerance: measured figures, used where they cover a depth, phase and pair of dtypes.
+    """
+
+    num_layers: int
+    tolerance: Tolerance | None = None
+
+    def level(self, depth: Depth, dtypes: tuple[str, str], phase: int | None = None) -> Level:
+        """What to expect.
+
+        Args:
+            depth: as in a trace; None where it is not known, which is given the noise of the deepest.
+            dtypes: the coarsest precision that either side stored or computed in.
+            phase: of the served row; None for the widest of all phases.
+        """
+        if self.tolerance is not None:
+            measured = self.tolerance.expected(depth, dtypes, phase)
+            if measured is not None:
+                return Level(measured, FILE)
+        depth = depth if isinstance(depth, int) else self.num_layers
+        return Level(expected_error(coarsest(*dtypes), depth))
+
+    def levels(self, depth: Depth, dtypes: tuple[str, str], phases: Iterable[int]) -> dict[int, Level]:
+        """`level` for each phase."""
+        return {int(phase): self.level(depth, dtypes, int(phase)) for phase in phases}

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from hsprobe.compare.noise import MEDIAN_ALLOWANCE, ROW_ALLOWANCE
+
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 
@@ -16,6 +18,8 @@ _LOW, _HIGH, _PER_DECADE = -9, 1, 64
 _BINS = (_HIGH - _LOW) * _PER_DECADE
 # A quiet channel carries the rounding noise of loud ones; it may not weigh more than this share allows.
 _FLOOR = 0.05
+# A row above this share of its limit stands out, though alone it would not count as different.
+_WATCH = MEDIAN_ALLOWANCE / ROW_ALLOWANCE
 # No two rows are further apart; given to finite rows whose scaled values overflow.
 _LARGEST = 2.0
 
@@ -75,45 +79,57 @@ def _sum_squares(block_nH: Floats) -> NDArray[np.float64]:
 
 @dataclass
 class ErrorStats:
-    """Summary of many row errors: counts, extremes and quantiles. Merging is exact and associative."""
+    """Summary of many row errors: counts, extremes and quantiles. Merging is exact, and any order will do.
+
+    Attributes:
+        over_limit: rows with an error above the limit; `first_over` the lowest of them, -1 without any.
+        first_above: the lowest row whose error is above what the middle row may have.
+    """
 
     rows: int = 0
     nonfinite: int = 0
     over_limit: int = 0
     largest: float = 0.0
     largest_at: int = -1
+    first_over: int = -1
+    first_above: int = -1
     histogram: NDArray[np.int64] = field(default_factory=lambda: np.zeros(_BINS, np.int64))
 
     def add(self, errors: Floats, limit: float, at: NDArray[np.int64] | None = None) -> None:
-        """Take in row errors [n]; NaN counts as non-finite; `at` [n] names the rows, for `largest_at`."""
+        """Take in row errors [n]; NaN counts as non-finite; `at` [n] names the rows."""
         finite = np.isfinite(errors)
         self.rows += len(errors)
         self.nonfinite += int(np.count_nonzero(~finite))
         values = errors[finite]
         if not len(values):
             return
+        names = at[finite] if at is not None else np.flatnonzero(finite)
         self.over_limit += int(np.count_nonzero(values > limit))
+        self.first_over = _lower(self.first_over, _lowest(names[values > limit]))
+        self.first_above = _lower(self.first_above, _lowest(names[values > _WATCH * limit]))
         self.histogram += np.bincount(_bins(values), minlength=_BINS)
-        worst = int(np.argmax(values))
-        if self.largest_at < 0 or values[worst] > self.largest:
-            self.largest = float(values[worst])
-            self.largest_at = int((at[finite] if at is not None else np.flatnonzero(finite))[worst])
+        worst = float(values.max())
+        self._offer(worst, _lowest(names[values == worst]))
 
     def merge(self, other: "ErrorStats") -> "ErrorStats":
         """The summary of both inputs, as if all rows had been added to one."""
-        first, second = (self, other) if self._worse_than(other) else (other, self)
-        return ErrorStats(
+        merged = ErrorStats(
             rows=self.rows + other.rows,
             nonfinite=self.nonfinite + other.nonfinite,
             over_limit=self.over_limit + other.over_limit,
-            largest=first.largest,
-            largest_at=first.largest_at if first.largest_at >= 0 else second.largest_at,
+            largest=self.largest,
+            largest_at=self.largest_at,
+            first_over=_lower(self.first_over, other.first_over),
+            first_above=_lower(self.first_above, other.first_above),
             histogram=self.histogram + other.histogram,
         )
+        merged._offer(other.largest, other.largest_at)
+        return merged
 
-    def _worse_than(self, other: "ErrorStats") -> bool:
-        """Order by largest error, then by row, so that merging does not depend on the order."""
-        return (self.largest, -self.largest_at) >= (other.largest, -other.largest_at)
+    def _offer(self, error: float, at: int) -> None:
+        """Take the larger error; of equal ones the lower row, so that no order of merging matters."""
+        if at >= 0 and (self.largest_at < 0 or (error, -at) > (self.largest, -self.largest_at)):
+            self.largest, self.largest_at = error, at
 
     def quantile(self, q: float) -> float:
         """The error below which a share `q` of the finite rows lies, within 4 %; NaN without finite rows."""
@@ -133,6 +149,15 @@ class ErrorStats:
     @property
     def finite(self) -> int:
         return self.rows - self.nonfinite
+
+
+def _lowest(rows: NDArray[np.int64]) -> int:
+    return int(rows.min()) if len(rows) else -1
+
+
+def _lower(a: int, b: int) -> int:
+    """The lower of two rows, -1 standing for none."""
+    return max(a, b) if min(a, b) < 0 else min(a, b)
 
 
 def _bins(values: Floats) -> NDArray[np.int64]:

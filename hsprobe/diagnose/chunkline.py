@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from hsprobe.compare.direct import Direct
+from hsprobe.compare.noise import needed
 from hsprobe.compare.stack import Stack
+from hsprobe.compare.statistics import ErrorStats
 from hsprobe.diagnose.evidence import ChunkEvidence
 from hsprobe.diagnose.identify import Identity, Label
 from hsprobe.diagnose.judge import Verdict, judge
@@ -58,23 +60,38 @@ def chunk_evidence(
         nonfinite_train=direct.right_nonfinite,
         nonfinite_infer=direct.left_nonfinite,
         nonfinite_at=places[1],
-        phases=_phase_lines(direct, by_phase, verdict),
+        phases=_phase_lines(direct, whole, by_phase, verdict),
+        noise_from=whole.source,
+        passes_at=_passes_at(total, verdict.state),
     )
     return ChunkEvidence(line, whole, wanted, direct)
 
 
-def _phase_lines(direct: Direct, by_phase: dict[int, Identity], verdict: Verdict) -> list[PhaseLine]:
-    return [
-        PhaseLine(
-            phase_name(phase),
-            stats.rows,
-            stats.median,
-            stats.over_limit,
-            verdict.phases[phase],
-            label_depth(by_phase[phase].best) if phase in by_phase and by_phase[phase].clear else None,
+def _phase_lines(
+    direct: Direct, whole: Identity, by_phase: dict[int, Identity], verdict: Verdict
+) -> list[PhaseLine]:
+    lines = []
+    for phase, stats in sorted(direct.by_phase.items()):
+        identity = by_phase.get(phase)
+        state = verdict.phases[phase]
+        lines.append(
+            PhaseLine(
+                phase_name(phase),
+                stats.rows,
+                stats.median,
+                stats.over_limit,
+                state,
+                label_depth(identity.best) if identity is not None and identity.clear else None,
+                noise=(identity or whole).expected,
+                noise_from=(identity or whole).source,
+                passes_at=_passes_at(stats, state),
+            )
         )
-        for phase, stats in sorted(direct.by_phase.items())
-    ]
+    return lines
+
+
+def _passes_at(stats: ErrorStats, state: State) -> float | None:
+    return None if state is State.WRONG else needed(stats)
 
 
 def _served(identity: Identity, state: State, trained: Depth, declared: Depth) -> tuple[Depth, int | None]:

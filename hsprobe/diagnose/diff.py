@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hsprobe.compare.tolerance import read as read_tolerance
 from hsprobe.diagnose.evidence import Evidence
 from hsprobe.diagnose.gather import Gatherer
 from hsprobe.diagnose.model import Report, State
@@ -16,21 +17,27 @@ from hsprobe.trace.reader import Trace
 DEFAULT_ROWS = 512
 
 
-def diff(train: Path | str, infer: Path | str, *, rows: int = DEFAULT_ROWS) -> Report:
+def diff(
+    train: Path | str, infer: Path | str, *, rows: int = DEFAULT_ROWS, noise: Path | str | None = None
+) -> Report:
     """Say whether the states in `infer` are those the draft was trained on, and if not, what is wrong.
 
     Args:
         train: trace of the training dump, or of the whole model.
         infer: trace of the running server.
         rows: most rows to identify chunks on; the direct comparison takes all.
+        noise: a file made by `hsprobe noise`, used in place of the noise model where it has figures.
 
     Raises:
         HsprobeError: a file is unreadable, holds nothing, is of another model, or no row has a partner.
     """
+    tolerance = None if noise is None else read_tolerance(Path(noise))
     with Trace.open(Path(train)) as train_trace, Trace.open(Path(infer)) as infer_trace:
         train_side, infer_side = open_side(train_trace, "train"), open_side(infer_trace, "infer")
         check_same_model(train_side, infer_side)
-        evidence = Gatherer(train_side, infer_side, rows).run()
+        if tolerance is not None:
+            tolerance.check_model(infer_side.architecture, infer_side.num_layers, infer_side.hidden)
+        evidence = Gatherer(train_side, infer_side, rows, tolerance).run()
         _check_something_compared(evidence, train_side, infer_side)
         found = findings(evidence)
         served = evidence.served.name if evidence.served else "layer"

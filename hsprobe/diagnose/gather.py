@@ -8,10 +8,11 @@ import numpy as np
 
 from hsprobe.compare.align import Pairs, by_context, pair, spread
 from hsprobe.compare.coverage import Coverage, cover
-from hsprobe.compare.direct import Direct, Lane, compare_many
-from hsprobe.compare.noise import ROW_ALLOWANCE, expected_error
+from hsprobe.compare.direct import Direct, Lane, Limits, compare, compare_many
+from hsprobe.compare.noise import Level, Noise, needed
 from hsprobe.compare.stack import Rows, Stack
 from hsprobe.compare.statistics import Floats
+from hsprobe.compare.tolerance import Tolerance
 from hsprobe.diagnose.chunkline import chunk_evidence, label_depth, row_place
 from hsprobe.diagnose.evidence import ChunkEvidence, Evidence, Serving
 from hsprobe.diagnose.identify import STUCK, TWIN, Candidate, Identity, Label, Matrix, identify, matrix
@@ -22,7 +23,7 @@ from hsprobe.diagnose.sides import (
     Side,
     chunk_lanes,
     depth_candidates,
-    dtype_between,
+    dtypes_between,
     served_depths,
 )
 from hsprobe.errors import HsprobeError
@@ -55,17 +56,21 @@ class Gatherer:
 
     Args:
         rows: most rows to identify chunks on (the direct comparison always takes all).
+        tolerance: measured noise, None for the model's alone.
     """
 
     train: Side
     infer: Side
     rows: int
+    tolerance: Tolerance | None = None
     notes: list[str] = field(default_factory=list)
 
     def run(self) -> Evidence:
         """Raises HsprobeError where nothing can be compared."""
         self.serving = Serving.of(self.infer.trace.provenance)
         self.num_layers = self.infer.num_layers or self.train.num_layers
+        # Without a number of layers, as deep as any common model.
+        self.noise = Noise(self.num_layers or 32, self.tolerance)
         served, trained = self.infer.chunked(), self.train.chunked()
         anchor_train, anchor_infer = self._anchors(trained, served)
         coverage = self._coverage(anchor_train, anchor_infer)
@@ -87,7 +92,7 @@ class Gatherer:
             chunks=chunks,
             layers=self._layers(chosen, served is None),
             handed=handed,
-            handed_noise=self._noise(None, self.infer.stacks.get("aux")),
+            handed_noise=self._handed_noise(),
             handed_widths=widths,
             coverage=coverage,
             notes=self.notes,
@@ -200,21 +205,20 @@ class Gatherer:
             if trained.lane is not None:
                 groups.setdefault(id(trained.lane.stack), []).append(k)
         for members in groups.values():
-            jobs = []
+            jobs: list[tuple[Lane, Lane, Limits]] = []
             for k in members:
                 right = chosen[k].lane
                 assert right is not None
-                limit = ROW_ALLOWANCE * self._noise(chosen[k].depth, lanes[k].stack, right.stack)
-                jobs.append((lanes[k], right, limit))
+                levels = self._levels(chosen[k].depth, lanes[k].stack, right.stack)
+                jobs.append((lanes[k], right, {phase: level.row_limit for phase, level in levels.items()}))
             for k, direct in zip(members, compare_many(jobs), strict=True):
                 directs[k] = direct
         return directs
 
-    def _noise(self, depth: Depth, *stacks: Stack | None) -> float:
-        top = self.num_layers or 32
-        # An unknown depth is given the noise of the deepest.
-        level = depth if isinstance(depth, int) else top
-        return expected_error(dtype_between(self.train, self.infer, *stacks), level)
+    def _levels(self, depth: Depth, served: Stack, *others: Stack | None) -> dict[int, Level]:
+        """The noise to expect in each phase of a served stack."""
+        dtypes = dtypes_between(self.train, self.infer, served, *others)
+        return self.noise.levels(depth, dtypes, np.unique(served.keys.phase).tolist())
 
     def _identities(
         self, table: Matrix, lanes: list[Lane], names: dict[int, Label]
@@ -224,13 +228,14 @@ class Gatherer:
         result = []
         for q, lane in enumerate(lanes):
             errors = _without_own(table, q)
-            first = identify(errors, labels, 0.0)
-            depth: Depth = first.best.depth if first.best is not None else None
-            noise = self._noise(depth, lane.stack)
-            whole = identify(errors, labels, noise)
+            first = identify(errors, labels, Level(0.0))
+            depth = label_depth(first.best)
+            present = np.unique(table.phases).tolist()
+            levels = self._levels(depth, lane.stack)
+            here = [levels[phase] for phase in present] or list(levels.values())
+            whole = identify(errors, labels, Level.widest(here))
             phases = {
-                int(phase): identify(errors[:, table.phases == phase], labels, noise)
-                for phase in np.unique(table.phases)
+                phase: identify(errors[:, table.phases == phase], labels, levels[phase]) for phase in present
             }
             result.append((whole, phases))
         return result
@@ -246,9 +251,9 @@ class Gatherer:
             other = others.get(depth)
             if other is None:
                 continue
-            noise = self._noise(depth, lane.stack, other.stack)
-            direct = compare_many([(lane, other, ROW_ALLOWANCE * noise)])[0]
-            lines.append(_layer_line(depth, direct, noise))
+            levels = self._levels(depth, lane.stack, other.stack)
+            direct = compare(lane, other, {phase: level.row_limit for phase, level in levels.items()})
+            lines.append(_layer_line(depth, direct, levels))
         return sorted((line for line in lines if line.rows), key=lambda line: _order(line.depth))
 
     def _handed(self) -> tuple[list[Direct], tuple[int, int] | None]:
@@ -258,11 +263,16 @@ class Gatherer:
         widths = (aux.width, handed.width)
         if aux.width != handed.width:
             return [], widths
-        noise = self._noise(None, aux)
+        limit = Level(self._handed_noise()).row_limit
         pairs: Pairs = by_context(handed.keys, aux.keys)
         lanes = zip(chunk_lanes(handed, self.infer.hidden), chunk_lanes(aux, self.infer.hidden), strict=True)
-        jobs = [(a, b, ROW_ALLOWANCE * noise) for a, b in lanes]
+        jobs: list[tuple[Lane, Lane, Limits]] = [(a, b, limit) for a, b in lanes]
         return compare_many(jobs, pairs), widths
+
+    def _handed_noise(self) -> float:
+        """Both are of one capture, of which a tolerance between two captures says nothing."""
+        dtypes = dtypes_between(self.infer, self.infer, self.infer.stacks.get("aux"))
+        return Noise(self.noise.num_layers).level(None, dtypes).expected
 
 
 def _put_in_order(chosen: list[Trained], found: list[Identity]) -> bool:
@@ -302,20 +312,34 @@ def _without_own(table: Matrix, query: int) -> Floats:
     return errors
 
 
-def _layer_line(depth: Depth, direct: Direct, noise: float) -> LayerLine:
+def _layer_line(depth: Depth, direct: Direct, levels: dict[int, Level]) -> LayerLine:
     total = direct.total
+    noise = Level.widest([levels[phase] for phase in direct.by_phase] or levels.values())
     phases = [
         PhaseLine(
             phase_name(phase),
             stats.rows,
             stats.median,
             stats.over_limit,
-            State.OK if rows_ok(stats, noise) or not stats.finite else State.DIFFERENT,
+            State.OK if rows_ok(stats, levels[phase].expected) or not stats.finite else State.DIFFERENT,
+            noise=levels[phase].expected,
+            noise_from=levels[phase].source,
+            passes_at=needed(stats),
         )
         for phase, stats in sorted(direct.by_phase.items())
     ]
-    ok = (rows_ok(total, noise) or not total.finite) and all(line.state is State.OK for line in phases)
-    return LayerLine(depth, total.median, noise, total.rows, total.over_limit, ok, total.nonfinite, phases)
+    return LayerLine(
+        depth,
+        total.median,
+        noise.expected,
+        total.rows,
+        total.over_limit,
+        all(line.state is State.OK for line in phases),
+        total.nonfinite,
+        phases,
+        noise.source,
+        needed(total),
+    )
 
 
 def _order(depth: Depth) -> int:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hsprobe.compare.align import Pairs, pair, token_twins
 from hsprobe.compare.direct import Lane, blocks
-from hsprobe.compare.noise import MEDIAN_ALLOWANCE
+from hsprobe.compare.noise import MEDIAN_ALLOWANCE, MODEL, Level
 from hsprobe.compare.stack import Rows, Stack
 from hsprobe.compare.statistics import Floats, row_errors
 
@@ -64,7 +64,7 @@ class Identity:
         best, error: the candidate with the lowest median row error, and that error; NaN without rows.
         second, second_error: the next best label.
         agree, rows: rows in which `best` beats every other label, of the rows that could vote.
-        expected: noise at which `best` counts as equal.
+        expected: noise at which `best` counts as equal; `source` says whether the model or a file gave it.
         errors: median row error of every label that had rows.
     """
 
@@ -75,6 +75,7 @@ class Identity:
     agree: int = 0
     rows: int = 0
     expected: float = 0.0
+    source: str = MODEL
     errors: dict[Label, float] = field(default_factory=dict)
 
     def rules_out(self, label: Label) -> bool:
@@ -182,7 +183,7 @@ def _own(candidate: Candidate, stack: Stack, rows: Rows) -> Pairs:
     return Pairs(rows[differs], other[differs])
 
 
-def identify(errors_Cn: Floats, labels: Sequence[Label], expected: float) -> Identity:
+def identify(errors_Cn: Floats, labels: Sequence[Label], level: Level) -> Identity:
     """Rank the labels of one query over some rows. A label's error in a row is that of its best candidate."""
     distinct = list(dict.fromkeys(labels))
     stacked = np.full((len(distinct), errors_Cn.shape[1]), np.nan, np.float32)
@@ -192,7 +193,7 @@ def identify(errors_Cn: Floats, labels: Sequence[Label], expected: float) -> Ide
     present = np.isfinite(stacked)
     counts = present.sum(axis=1)
     if not len(distinct) or not counts.any():
-        return Identity(expected=expected)
+        return Identity(expected=level.expected, source=level.source)
     enough = counts >= min(4, int(counts.max()))
     medians = np.array(
         [np.median(row[ok]) if use else np.inf for row, ok, use in zip(stacked, present, enough, strict=True)]
@@ -211,6 +212,7 @@ def identify(errors_Cn: Floats, labels: Sequence[Label], expected: float) -> Ide
         second_error=float("nan") if second is None else float(medians[second]),
         agree=int(np.count_nonzero(wins)),
         rows=int(np.count_nonzero(voters)),
-        expected=expected,
+        expected=level.expected,
+        source=level.source,
         errors={label: float(m) for label, m in zip(distinct, medians, strict=True) if np.isfinite(m)},
     )

@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hsprobe.compare.direct import Direct
-from hsprobe.compare.noise import MEDIAN_ALLOWANCE
+from hsprobe.compare.noise import MEDIAN_ALLOWANCE, STRAY_SHARE
 from hsprobe.compare.statistics import ErrorStats
 from hsprobe.diagnose.identify import Identity, Label
 from hsprobe.diagnose.model import State
-
-# A stray row in two hundred may stick out for its own reasons (a routing tie in a mixture of experts).
-STRAY_SHARE = 0.005
 
 
 @dataclass(frozen=True)

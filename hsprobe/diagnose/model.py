@@ -16,6 +16,8 @@ class State(Enum):
 
     OK = "ok"
     WRONG = "wrong depth"
+    FORM = "another form of the state"
+    ROWS = "rows of another place"
     DIFFERENT = "right place, other values"
     SOME_ROWS = "some rows differ"
     UNKNOWN = "matches nothing"
@@ -24,7 +26,13 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class PhaseLine:
-    """One chunk or layer in one phase. `error` is the median row error; NaN without finite rows."""
+    """One chunk or layer in one phase. `error` is the median row error; NaN without finite rows.
+
+    Attributes:
+        noise, noise_from: error to expect, and whether the "model" or a measured "file" says so.
+        passes_at: the smallest expected noise at which these rows would pass; NaN without finite rows, None
+            where none would do (the rows are clearly of another depth).
+    """
 
     phase: str
     rows: int
@@ -32,6 +40,9 @@ class PhaseLine:
     over: int
     state: State
     served: Depth = None
+    noise: float = float("nan")
+    noise_from: str = "model"
+    passes_at: float | None = float("nan")
 
 
 @dataclass(frozen=True)
@@ -43,7 +54,8 @@ class ChunkLine:
         trained_from: how that is known: "declared" by the dump, "identified" by hsprobe, "asked for" by the
             serving config (the training side being a whole model), or "unknown".
         declared: depth the dump declares, where it declares one.
-        served: depth that the served chunk was found to carry.
+        served: depth that the served chunk was found to carry; `form` and `origin` say what else was found
+            about it, in words, and are empty where it is the state itself of the row itself.
         served_chunk: the training chunk that it equals, if that is all that can be said.
         error: median row error of served against trained.
         best_error: the same against the best candidate.
@@ -51,6 +63,7 @@ class ChunkLine:
         margin: how many times worse the second best candidate fits, None with a single candidate.
         agree, rows: rows in which the best candidate beats all others, of the rows that could vote.
         compared, over: rows compared directly, and how many of them differ by more than a single row may.
+        noise_from, passes_at: as of a `PhaseLine`.
         worst: largest row error. worst_at, nonfinite_at: where that and the first NaN or Inf are, in words.
     """
 
@@ -77,6 +90,8 @@ class ChunkLine:
     nonfinite_infer: int = 0
     nonfinite_at: str = ""
     phases: list[PhaseLine] = field(default_factory=list)
+    noise_from: str = "model"
+    passes_at: float | None = float("nan")
 
 
 @dataclass(frozen=True)
@@ -91,6 +106,8 @@ class LayerLine:
     ok: bool
     nonfinite: int = 0
     phases: list[PhaseLine] = field(default_factory=list)
+    noise_from: str = "model"
+    passes_at: float | None = float("nan")
 
 
 @dataclass(frozen=True)
@@ -111,13 +128,14 @@ class Finding:
     """One named fault.
 
     Attributes:
-        code: stable name of the fault class.
+        code, name: stable code and name of the fault class, `HS101` and `LAYER_SHIFT`.
         rank: how damaging; findings are shown in ascending order.
         chunks: the chunks that it explains.
         agree, rows: rows that bear it out, of those that could; `tally` says what is counted.
     """
 
     code: str
+    name: str
     title: str
     rank: int
     confidence: float

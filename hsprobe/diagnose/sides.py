@@ -50,6 +50,12 @@ class Side:
             found.setdefault(0, Lane(self.stacks["embed"], self.hidden, depth=0))
         return found
 
+    @property
+    def architecture(self) -> str | None:
+        """The model's class, where it is recorded."""
+        known = _model(self.trace.provenance).get("architecture")
+        return known if isinstance(known, str) and known else None
+
     def chunked(self, prefer: str = "aux") -> Stack | None:
         """The tensor made of chunks, `prefer` first."""
         for name in sorted(_CHUNKED, key=lambda name: name != prefer):
@@ -149,9 +155,13 @@ def depth_candidates(*sides: Side) -> list[Candidate]:
     return found
 
 
-def dtype_between(train: Side, infer: Side, *stacks: Stack | None) -> str:
-    """The coarsest precision on the way: storage of the stacks, and what either model computed in."""
-    return coarsest(train.model_dtype, infer.model_dtype, *(s.dtype for s in stacks if s is not None))
+def dtypes_between(train: Side, infer: Side, *stacks: Stack | None) -> tuple[str, str]:
+    """The coarsest precision on each side: storage of its stacks, and what its model computed in."""
+    return _dtype_of(train, "train", *stacks), _dtype_of(infer, "infer", *stacks)
+
+
+def _dtype_of(side: Side, name: str, *stacks: Stack | None) -> str:
+    return coarsest(side.model_dtype, *(s.dtype for s in stacks if s is not None and s.side == name))
 
 
 def _hidden(trace: Trace, stacks: dict[str, Stack]) -> int:
