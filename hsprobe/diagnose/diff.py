@@ -51,6 +51,7 @@ def diff(
             chunks=evidence.lines,
             layers=evidence.layers,
             coverage=evidence.coverage,
+            divergence=evidence.divergence,
             notes=[*evidence.notes, *_notes(evidence, train_side, infer_side)],
         )
 

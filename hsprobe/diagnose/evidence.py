@@ -9,7 +9,7 @@ from hsprobe.compare.coverage import Coverage
 from hsprobe.compare.direct import Direct
 from hsprobe.compare.stack import Stack
 from hsprobe.diagnose.identify import Identity, Label
-from hsprobe.diagnose.model import ChunkLine, Depth, LayerLine
+from hsprobe.diagnose.model import ChunkLine, Depth, Divergence, LayerLine
 
 
 @dataclass
@@ -69,6 +69,7 @@ class Evidence:
         trained_depths: depth of every training chunk, in the dump's order.
         claimed_depths: depth of every served chunk by the server's own account.
         handed: draft.input against aux, one a chunk; empty where the capture lacks either.
+        divergence: where the stream first differs by more than noise; None where it does not.
         handed_widths: (aux, draft.input), None where the capture lacks either.
     """
 
@@ -88,6 +89,7 @@ class Evidence:
     handed_noise: float
     handed_widths: tuple[int, int] | None
     coverage: Coverage
+    divergence: Divergence | None = None
     notes: list[str] = field(default_factory=list)
 
     @property

@@ -8,17 +8,15 @@ import numpy as np
 
 from hsprobe.compare.align import Pairs, by_context, pair, spread
 from hsprobe.compare.coverage import Coverage, cover
-from hsprobe.compare.direct import Direct, Lane, Limits, compare, compare_many
-from hsprobe.compare.noise import Level, Noise, needed
+from hsprobe.compare.direct import Direct, Lane, Limits, compare_many
+from hsprobe.compare.noise import Level, Noise
 from hsprobe.compare.stack import Rows, Stack
 from hsprobe.compare.statistics import Floats
 from hsprobe.compare.tolerance import Tolerance
 from hsprobe.diagnose.chunkline import chunk_evidence, label_depth, row_place
 from hsprobe.diagnose.evidence import ChunkEvidence, Evidence, Serving
 from hsprobe.diagnose.identify import STUCK, TWIN, Candidate, Identity, Label, Matrix, identify, matrix
-from hsprobe.diagnose.judge import rows_ok
-from hsprobe.diagnose.model import Depth, LayerLine, PhaseLine, State
-from hsprobe.diagnose.naming import phase_name
+from hsprobe.diagnose.model import Depth
 from hsprobe.diagnose.sides import (
     Side,
     chunk_lanes,
@@ -26,6 +24,7 @@ from hsprobe.diagnose.sides import (
     dtypes_between,
     served_depths,
 )
+from hsprobe.diagnose.stream import Measured, first_divergence, measure
 from hsprobe.errors import HsprobeError
 
 # The same token gives the same embedding, bit for bit; this only allows for the arithmetic of the error.
@@ -78,6 +77,7 @@ class Gatherer:
         chosen = self._trained(trained, served, served_lanes)
         chunks = self._chunks(served_lanes, chosen) if served else []
         handed, widths = self._handed()
+        stream = self._stream(chosen, served is None)
         return Evidence(
             serving=self.serving,
             hidden=self.infer.hidden,
@@ -90,7 +90,8 @@ class Gatherer:
             trained_depths=[t.depth for t in chosen],
             claimed_depths=served_depths(self.serving, served, len(served_lanes)),
             chunks=chunks,
-            layers=self._layers(chosen, served is None),
+            layers=[found.line for found in stream],
+            divergence=first_divergence(stream, self.infer.trace),
             handed=handed,
             handed_noise=self._handed_noise(),
             handed_widths=widths,
@@ -242,19 +243,11 @@ class Gatherer:
 
     # The stream itself, and what the draft is handed
 
-    def _layers(self, chosen: list[Trained], no_served: bool) -> list[LayerLine]:
+    def _stream(self, chosen: list[Trained], no_served: bool) -> list[Measured]:
         others: dict[Depth, Lane] = dict(self.train.layers)
         if no_served:
             others.update({t.depth: t.lane for t in chosen if t.lane is not None and t.depth is not None})
-        lines = []
-        for depth, lane in self.infer.layers.items():
-            other = others.get(depth)
-            if other is None:
-                continue
-            levels = self._levels(depth, lane.stack, other.stack)
-            direct = compare(lane, other, {phase: level.row_limit for phase, level in levels.items()})
-            lines.append(_layer_line(depth, direct, levels))
-        return sorted((line for line in lines if line.rows), key=lambda line: _order(line.depth))
+        return measure(self.infer.layers, others, self._levels)
 
     def _handed(self) -> tuple[list[Direct], tuple[int, int] | None]:
         aux, handed = self.infer.stacks.get("aux"), self.infer.stacks.get("draft.input")
@@ -310,40 +303,6 @@ def _without_own(table: Matrix, query: int) -> Floats:
     if np.isfinite(errors[stuck]).any() or not np.isfinite(table.errors[query, stuck]).any():
         errors[twin] = np.nan
     return errors
-
-
-def _layer_line(depth: Depth, direct: Direct, levels: dict[int, Level]) -> LayerLine:
-    total = direct.total
-    noise = Level.widest([levels[phase] for phase in direct.by_phase] or levels.values())
-    phases = [
-        PhaseLine(
-            phase_name(phase),
-            stats.rows,
-            stats.median,
-            stats.over_limit,
-            State.OK if rows_ok(stats, levels[phase].expected) or not stats.finite else State.DIFFERENT,
-            noise=levels[phase].expected,
-            noise_from=levels[phase].source,
-            passes_at=needed(stats),
-        )
-        for phase, stats in sorted(direct.by_phase.items())
-    ]
-    return LayerLine(
-        depth,
-        total.median,
-        noise.expected,
-        total.rows,
-        total.over_limit,
-        all(line.state is State.OK for line in phases),
-        total.nonfinite,
-        phases,
-        noise.source,
-        needed(total),
-    )
-
-
-def _order(depth: Depth) -> int:
-    return depth if isinstance(depth, int) else 1 << 30
 
 
 def _union(parts: list[Rows]) -> Rows:

@@ -111,6 +111,36 @@ class LayerLine:
 
 
 @dataclass(frozen=True)
+class GrowthPoint:
+    """The error of one row at one depth, and the noise expected there."""
+
+    depth: Depth
+    error: float
+    noise: float
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where the residual streams of the two sides first differ by more than noise.
+
+    Attributes:
+        depth, phase: the first depth, and the phase of its earliest row that differs.
+        request, position, token: that row: id of its request (None where unknown), position, token id.
+        error, noise: its row error there, and the error to expect.
+        curve: its error at every depth, before and after.
+    """
+
+    depth: Depth
+    phase: str
+    request: str | None
+    position: int
+    token: int
+    error: float
+    noise: float
+    curve: list[GrowthPoint] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class Mend:
     """What to change.
 
@@ -179,3 +209,4 @@ class Report:
     layers: list[LayerLine]
     coverage: Coverage
     notes: list[str]
+    divergence: Divergence | None = None

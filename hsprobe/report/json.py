@@ -27,6 +27,7 @@ def document(report: Report) -> dict[str, Any]:
         "findings": report.findings,
         "chunks": report.chunks,
         "layers": report.layers,
+        "divergence": report.divergence,
         "coverage": dataclasses.asdict(coverage) | {"share": coverage.share},
         "notes": report.notes,
     }
