@@ -8,7 +8,7 @@ from hsprobe.compare.stack import Stack
 from hsprobe.compare.statistics import ErrorStats
 from hsprobe.diagnose.evidence import ChunkEvidence
 from hsprobe.diagnose.identify import Identity, Label
-from hsprobe.diagnose.judge import Verdict, judge
+from hsprobe.diagnose.judge import Verdict, judge, passes_at
 from hsprobe.diagnose.model import ChunkLine, Depth, PhaseLine, State
 from hsprobe.diagnose.naming import phase_name, short
 from hsprobe.trace.reader import Trace
@@ -36,6 +36,7 @@ def chunk_evidence(
     """
     verdict = judge(direct, whole, by_phase, wanted)
     total = direct.total
+    phases = _phase_lines(direct, whole, by_phase, verdict)
     served, served_chunk = _served(whole, verdict.state, trained[0], declared_served)
     line = ChunkLine(
         index=index,
@@ -60,9 +61,9 @@ def chunk_evidence(
         nonfinite_train=direct.right_nonfinite,
         nonfinite_infer=direct.left_nonfinite,
         nonfinite_at=places[1],
-        phases=_phase_lines(direct, whole, by_phase, verdict),
+        phases=phases,
         noise_from=whole.source,
-        passes_at=_passes_at(total, verdict.state),
+        passes_at=passes_at(_passes_at(total, verdict.state), phases),
     )
     return ChunkEvidence(line, whole, wanted, direct)
 

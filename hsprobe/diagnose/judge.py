@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hsprobe.compare.direct import Direct
 from hsprobe.compare.noise import MEDIAN_ALLOWANCE, STRAY_SHARE
 from hsprobe.compare.statistics import ErrorStats
 from hsprobe.diagnose.identify import Identity, Label
-from hsprobe.diagnose.model import State
+from hsprobe.diagnose.model import PhaseLine, State
 
 
 @dataclass(frozen=True)
@@ -69,3 +71,12 @@ def rows_ok(stats: ErrorStats, noise: float) -> bool:
     """Whether the finite rows are equal up to noise, and there are any."""
     within = stats.finite > 0 and stats.median <= MEDIAN_ALLOWANCE * noise
     return within and stats.over_limit <= STRAY_SHARE * stats.finite
+
+
+def passes_at(total: float | None, phases: Sequence[PhaseLine]) -> float | None:
+    """The least noise at which all rows and every phase would pass; None where one never would."""
+    needs = [total, *(line.passes_at for line in phases)]
+    known = [need for need in needs if need is not None]
+    if len(known) != len(needs):
+        return None
+    return max((need for need in known if not math.isnan(need)), default=math.nan)

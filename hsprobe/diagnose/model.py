@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
@@ -40,9 +41,9 @@ class PhaseLine:
     over: int
     state: State
     served: Depth = None
-    noise: float = float("nan")
+    noise: float = math.nan
     noise_from: str = "model"
-    passes_at: float | None = float("nan")
+    passes_at: float | None = math.nan
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class ChunkLine:
     nonfinite_at: str = ""
     phases: list[PhaseLine] = field(default_factory=list)
     noise_from: str = "model"
-    passes_at: float | None = float("nan")
+    passes_at: float | None = math.nan
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class LayerLine:
     nonfinite: int = 0
     phases: list[PhaseLine] = field(default_factory=list)
     noise_from: str = "model"
-    passes_at: float | None = float("nan")
+    passes_at: float | None = math.nan
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from hsprobe.compare.direct import Direct, Lane, compare
 from hsprobe.compare.noise import Level, needed
 from hsprobe.compare.stack import Stack
 from hsprobe.compare.statistics import ErrorStats, row_errors
-from hsprobe.diagnose.judge import rows_ok
+from hsprobe.diagnose.judge import passes_at, rows_ok
 from hsprobe.diagnose.model import Depth, Divergence, GrowthPoint, LayerLine, PhaseLine, State
 from hsprobe.diagnose.naming import phase_name
 from hsprobe.trace.reader import Trace
@@ -66,7 +66,7 @@ def layer_line(depth: Depth, direct: Direct, levels: Mapping[int, Level]) -> Lay
         total.nonfinite,
         phases,
         noise.source,
-        needed(total),
+        passes_at(needed(total), phases),
     )
 
 

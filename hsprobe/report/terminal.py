@@ -11,9 +11,17 @@ from rich.table import Table
 from rich.text import Text
 
 from hsprobe.compare.coverage import Coverage
+from hsprobe.compare.noise import BOTH, FILE, MODEL
 from hsprobe.diagnose.model import ChunkLine, Finding, LayerLine, Report, State
 from hsprobe.diagnose.naming import depth_name, listed, plural, short
 from hsprobe.diagnose.wording import figure
+from hsprobe.report.strip import Strip
+
+# The strip shows every depth; a table of more than these is no longer read.
+_MOST_DEPTHS = 16
+
+# Where the noise that a verdict rests on is from.
+SOURCES = {MODEL: "model", FILE: "measured", BOTH: "model, measured"}
 
 _BAD, _GOOD, _MEND, _DIM = "bold red", "bold green", "bold", "dim"
 
@@ -37,10 +45,10 @@ def render(report: Report) -> RenderableType:
     parts: list[RenderableType] = [_finding(finding) for finding in report.findings]
     if report.chunks:
         parts.append(_chunk_table(report.chunks))
-    if any(len(line.phases) > 1 for line in report.chunks):
+    if any(line.phases for line in report.chunks):
         parts.append(_phase_table(report.chunks))
     if report.layers:
-        parts.append(_layers(report.layers))
+        parts.append(_layers(report))
     parts.append(Group(*_coverage(report.coverage), *_notes(report.notes), _sides(report)))
     return Group(*_spaced(parts))
 
@@ -57,14 +65,11 @@ def _all_clear(report: Report) -> RenderableType:
     if lines:
         body.append(_carried(lines))
         margins = [line.margin for line in lines if line.margin is not None]
-        worst = max(lines, key=_strain)
-        error = _largest(worst)
-        closest = f"; next best depth {min(margins):.2g} times worse" if margins else ""
-        body.append(f"error {figure(error)}, expected noise {figure(worst.noise)}{closest}")
+        closest = f"; margin {_times(min(margins))}" if margins else ""
+        body.append(_against_noise(max(lines, key=_strain)) + closest)
     if report.layers and not lines:
-        worst_layer = max(report.layers, key=_strain)
         body.append(f"{plural(len(report.layers), 'depth')} of the model agree on both sides")
-        body.append(f"error {figure(_largest(worst_layer))}, expected noise {figure(worst_layer.noise)}")
+        body.append(_against_noise(max(report.layers, key=_strain)))
     elif report.layers:
         body[0] += f"; {plural(len(report.layers), 'depth')} agree"
     body.append(_compared(report))
@@ -82,8 +87,17 @@ def _carried(lines: Sequence[ChunkLine]) -> str:
 
 
 def _strain(line: ChunkLine | LayerLine) -> float:
-    """Error in units of the expected noise."""
-    return _largest(line) / line.noise
+    """What would just pass, in units of the expected noise."""
+    if line.passes_at is None or math.isnan(line.passes_at):
+        return -1.0
+    return line.passes_at / line.noise
+
+
+def _against_noise(line: ChunkLine | LayerLine) -> str:
+    """`error 5.7e-07, noise 4.5e-06 (model; 2.5e-07 would pass)`."""
+    least = "" if _strain(line) < 0 else f"; {figure(line.passes_at or 0.0)} would pass"
+    error = figure(_largest(line))
+    return f"error {error}, noise {figure(line.noise)} ({SOURCES[line.noise_from]}{least})"
 
 
 def _largest(line: ChunkLine | LayerLine) -> float:
@@ -165,39 +179,53 @@ def _chunk_table(lines: Sequence[ChunkLine]) -> Table:
 def _times(margin: float | None) -> str:
     if margin is None:
         return "-"
-    return f"{margin:.1e}" if margin >= 1000 else f"{margin:.1f}"
+    # "1.8e6", not "1.8e+06": a margin is no exact thing.
+    return f"{margin:.1e}".replace("e+0", "e").replace("e+", "e") if margin >= 1000 else f"{margin:.1f}"
 
 
-def _phase_table(lines: Sequence[ChunkLine]) -> Table:
+def _phase_table(lines: Sequence[ChunkLine]) -> RenderableType:
     phases = list(dict.fromkeys(p.phase for line in lines for p in line.phases))
-    table = _table(("chunk", "r"), *((f"error in {phase}", "r") for phase in phases))
+    table = _table(
+        ("chunk", "r"), *((phase, "r") for phase in phases), ("passes at", "r"), ("noise from", "l")
+    )
     for line in lines:
         cells: list[str | Text] = [str(line.index)]
         for phase in phases:
             found = next((p for p in line.phases if p.phase == phase), None)
             good = found is None or found.state in (State.OK, State.NO_ROWS)
             cells.append(Text(figure(found.error) if found else "-", style="" if good else _BAD))
-        table.add_row(*cells)
-    return table
+        table.add_row(*cells, passes_at(line.passes_at), SOURCES[line.noise_from])
+    head = "error by phase, least noise at which a chunk would pass, source of its noise"
+    return Group(Text(head, style=_DIM), table)
 
 
-def _layers(lines: Sequence[LayerLine]) -> RenderableType:
+def passes_at(value: float | None) -> str:
+    """For a table cell: the figure, or that no tolerance would do."""
+    return "none" if value is None else figure(value)
+
+
+def _layers(report: Report) -> RenderableType:
+    lines = report.layers
     if all(line.ok for line in lines):
         worst = max(lines, key=_strain)
-        return Text(
-            f"{plural(len(lines), 'depth')} of the model agree on both sides (error "
-            f"{figure(_largest(worst))} at {depth_name(worst.depth)}, expected noise {figure(worst.noise)})"
-        )
-    table = _table(("depth", "l"), ("error", "r"), ("noise", "r"), ("rows", "r"), ("", "l"))
-    for line in lines:
+        agree = f"{plural(len(lines), 'depth')} of the model agree on both sides"
+        return Text(f"{agree}; at {depth_name(worst.depth)} {_against_noise(worst)}")
+    table = _table(
+        ("depth", "l"), ("error", "r"), ("noise", "r"), ("from", "l"), ("passes at", "r"), ("differ", "r"),
+        ("", "l"),
+    )  # fmt: skip
+    shown = lines if len(lines) <= _MOST_DEPTHS else [line for line in lines if not line.ok][:_MOST_DEPTHS]
+    for line in shown:
         table.add_row(
             short(line.depth),
             Text(figure(line.error), style="" if line.ok else _BAD),
             figure(line.noise),
-            f"{line.rows:,}",
+            SOURCES[line.noise_from],
+            passes_at(line.passes_at),
+            f"{line.over:,}/{line.rows:,}",
             Text("ok" if line.ok else "!", style=_GOOD if line.ok else _BAD),
         )
-    return table
+    return Group(Strip(lines, report.divergence), Text(""), table)
 
 
 def _coverage(coverage: Coverage) -> list[RenderableType]:

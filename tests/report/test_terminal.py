@@ -23,7 +23,7 @@ def test_three_lines_when_all_is_well(good: Report, monkeypatch: pytest.MonkeyPa
     lines = _printed(good, monkeypatch, COLUMNS="80").splitlines()
     assert len(lines) == 3
     assert lines[0] == "OK    3 aux chunks carry depths 3, 6, 8 as trained"
-    assert "expected noise" in lines[1]
+    assert "noise" in lines[1]
     assert lines[2].endswith("162/162 training rows compared, 4/4 requests (prefill, decode, verify)")
 
 
