@@ -15,6 +15,7 @@ from hsprobe.compare.statistics import Floats
 from hsprobe.compare.tolerance import Tolerance
 from hsprobe.diagnose.chunkline import chunk_evidence, label_depth, row_place
 from hsprobe.diagnose.evidence import ChunkEvidence, Evidence, Serving
+from hsprobe.diagnose.growth import Measured, first_divergence, measure
 from hsprobe.diagnose.identify import STUCK, TWIN, Candidate, Identity, Label, Matrix, identify, matrix
 from hsprobe.diagnose.model import Depth
 from hsprobe.diagnose.sides import (
@@ -24,7 +25,6 @@ from hsprobe.diagnose.sides import (
     dtypes_between,
     served_depths,
 )
-from hsprobe.diagnose.stream import Measured, first_divergence, measure
 from hsprobe.errors import HsprobeError
 
 # The same token gives the same embedding, bit for bit; this only allows for the arithmetic of the error.
