@@ -1,4 +1,5 @@
 # make demo   the founding case on a real SGLang server, on the CPU
+# make gallery  every planted fault, on real servers: what was planted against what was named
 # make test   everything: lint, types, tests, real servers included
 #
 # Third-party packages (11 GB, SGLang's own install) are built once for each user and dependency list, under
@@ -10,11 +11,14 @@ KEY := $(shell $(PYTHON) .ci/dependencies.py --key)
 PACKAGES := $(CACHE)/$(KEY)
 RUN := .venv/bin/python
 
-.PHONY: demo picture test lint types unit env clean
+.PHONY: demo gallery picture test lint types unit env clean
 .DEFAULT_GOAL := demo
 
 demo: env
 	@$(RUN) -m hsprobe.fixtures.demo demo-out
+
+gallery: env
+	@$(RUN) -m hsprobe.fixtures.faults
 
 # The README's picture and output, from a demo that has run.
 picture: env
