@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from hsprobe import __version__
 from hsprobe.commands import capture, diff, inspect, noise
+from hsprobe.commands.arguments import Parser
 from hsprobe.errors import HsprobeError
 
 TROUBLE = 2
@@ -40,7 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"hsprobe {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
     for command in (capture, diff, noise, inspect):
         command.add_parser(commands)
     return parser

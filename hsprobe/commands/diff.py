@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from hsprobe.commands.arguments import Parser
+
 if TYPE_CHECKING:
     from hsprobe.diagnose import Report
 
@@ -17,6 +19,9 @@ to change.
 TRAIN is a training dump, or a reference of the whole model (hsprobe capture
 --model). INFER is a capture of the running server. Rows are compared where the
 token ids up to and including their own are the same.
+
+INFER alone is compared with itself: what the server computed for the same
+tokens in different phases and passes, and handed to the draft.
 """
 
 _EPILOG = """\
@@ -24,6 +29,7 @@ examples:
   hsprobe diff train.h5 infer.h5
   hsprobe diff train.h5 infer.h5 --format json -o report.json
   hsprobe diff train.h5 infer.h5 --noise tolerance.json   # see: hsprobe noise
+  hsprobe diff infer.h5                 # does the server agree with itself?
   hsprobe diff reference.h5 infer.h5    # from: hsprobe capture --model DIR
 
 exit codes: 0 same, 1 different, 2 trouble
@@ -39,8 +45,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("train", metavar="TRAIN", type=Path, help="trace of what the draft was trained on")
-    parser.add_argument("infer", metavar="INFER", type=Path, help="trace of what the server computed")
+    if isinstance(parser, Parser):
+        parser.intermixed = True
+    parser.usage = "hsprobe diff [-h] [options] [TRAIN] INFER"
+    parser.add_argument("first", metavar="TRAIN", type=Path, help="trace of what the draft was trained on")
+    parser.add_argument(
+        "second", metavar="INFER", type=Path, nargs="?", help="trace of what the server computed"
+    )
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write the report to FILE")
     parser.add_argument(
@@ -61,11 +72,26 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """0 if the traces match, 1 if not. Raises HsprobeError for trouble."""
-    from hsprobe.diagnose import diff
     from hsprobe.report.output import write
 
-    report = diff(args.train, args.infer, rows=args.rows, noise=args.noise)
+    if args.second is None:
+        return _run_alone(args)
+    from hsprobe.diagnose import diff
+
+    report = diff(args.first, args.second, rows=args.rows, noise=args.noise)
     write(args.output, lambda stream: _render(report, args.format, stream))
+    return 0 if report.same else 1
+
+
+def _run_alone(args: argparse.Namespace) -> int:
+    """A capture against itself."""
+    from hsprobe.diagnose.consistency import consistency
+    from hsprobe.report import consistency as view
+    from hsprobe.report.output import write
+
+    report = consistency(args.first, noise=args.noise)
+    shown = view.write_json if args.format == "json" else view.write
+    write(args.output, lambda stream: shown(report, stream))
     return 0 if report.same else 1
 
 

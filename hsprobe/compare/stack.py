@@ -21,7 +21,7 @@ Rows = NDArray[np.int64]
 
 _COMPARABLE = (int(RowStatus.PLAIN), int(RowStatus.ACCEPTED))
 # Row ids are unique over ranks: the rank in the high bits, the index into its row table in the low ones.
-_RANK_SHIFT = 40
+RANK_SHIFT = 40
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def _keys(found: list[tuple[int, Rank, Tensor]]) -> Keys:
         }
         columns["phase"] = rank.passes["phase"][passes]
         columns["model"] = rank.passes["model"][passes]
-        columns["row"] = index + (number << _RANK_SHIFT)
+        columns["row"] = index + (number << RANK_SHIFT)
         for name, values in columns.items():
             parts.setdefault(name, []).append(values)
     return Keys(**{name: np.concatenate(values) for name, values in parts.items()})

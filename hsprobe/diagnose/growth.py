@@ -22,13 +22,17 @@ LevelsOf = Callable[[Depth, Stack, Stack], dict[int, Level]]
 
 @dataclass(frozen=True)
 class Measured:
-    """One depth on both sides: `left` served, `right` the reference, `levels` the noise by phase."""
+    """One depth on both sides: `left` served, `right` the reference, `levels` the noise by phase.
+
+    `pairs` says which rows belong together, where that does not follow from the two stacks.
+    """
 
     depth: Depth
     left: Lane
     right: Lane
     direct: Direct
     levels: dict[int, Level]
+    pairs: Pairs | None = None
 
     @property
     def line(self) -> LayerLine:
@@ -130,7 +134,7 @@ def _row_error(found: Measured, name: int) -> float | None:
     """The error of one row, by its row id, at another depth; None where that depth lacks it."""
     left, right = found.left.stack, found.right.stack
     mine = np.flatnonzero(left.keys.row == name)
-    pairs = pair(left, right)
+    pairs = pair(left, right) if found.pairs is None else found.pairs
     at = np.flatnonzero(np.isin(pairs.left, mine))
     if not len(at):
         return None

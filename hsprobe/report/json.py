@@ -31,8 +31,8 @@ def document(report: Report) -> dict[str, Any]:
         "coverage": dataclasses.asdict(coverage) | {"share": coverage.share},
         "notes": report.notes,
     }
-    plain: dict[str, Any] = _plain(facts)
-    return plain
+    found: dict[str, Any] = plain(facts)
+    return found
 
 
 def write(report: Report, stream: TextIO) -> None:
@@ -46,13 +46,14 @@ def dump(facts: dict[str, Any], stream: TextIO) -> None:
     stream.write("\n")
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Dataclasses, enums and figures that do not exist (null) as JSON knows them."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, float):

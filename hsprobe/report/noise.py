@@ -14,7 +14,7 @@ from hsprobe.compare.tolerance import Figure
 from hsprobe.diagnose.learn import Learned
 from hsprobe.diagnose.naming import Depth, phase_name, short
 from hsprobe.diagnose.wording import figure as number
-from hsprobe.report.terminal import _notes, printed
+from hsprobe.report.terminal import note_blocks, printed
 
 _COLUMNS = ("depth", "phase", "rows", "median", "99.5 %", "largest", "noise", "model")
 
@@ -39,7 +39,7 @@ def _parts(learned: Learned, path: Path) -> list[RenderableType]:
             style="dim",
         )
     )
-    parts += _notes(learned.notes)
+    parts += note_blocks(learned.notes)
     parts.append(Text(f"{len(tolerance.figures)} figures written to {path}", style="bold"))
     return parts
 

@@ -16,7 +16,7 @@ from hsprobe.diagnose.wording import figure
 
 _BARS, _DIGITS = "▁▂▃▄▅▆▇█", "12345678"
 _PASSES, _NO_ROWS = "·", " "
-_MARGIN = 16
+_MARGIN = 12
 _BAD, _DIM = "bold red", "dim"
 
 
@@ -29,15 +29,17 @@ class Strip:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         plain = not _encodes(options.encoding, _BARS + _PASSES)
-        room = max(8, options.max_width - _MARGIN)
+        phases = list(dict.fromkeys(p.phase for line in self.lines for p in line.phases))
+        margin = max(_MARGIN, *map(len, phases)) + 2
+        room = max(8, options.max_width - margin - 2)
         # Where there are more depths than columns, a column stands for several: for the worst of them.
         per = -(-len(self.lines) // room)
         groups = [self.lines[i : i + per] for i in range(0, len(self.lines), per)]
         space = " " if 2 * len(groups) <= room else ""
         grid = Table.grid(padding=(0, 2, 0, 0))
-        grid.add_column(width=_MARGIN - 3, no_wrap=True)
+        grid.add_column(width=margin - 2, no_wrap=True)
         grid.add_column(no_wrap=True)
-        for phase in dict.fromkeys(p.phase for line in self.lines for p in line.phases):
+        for phase in phases:
             grid.add_row(phase, _row(groups, phase, space, plain))
         grid.add_row(Text("depth", style=_DIM), Text(_axis(groups, len(space) + 1), style=_DIM))
         yield grid

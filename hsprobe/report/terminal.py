@@ -18,7 +18,7 @@ from hsprobe.diagnose.wording import figure
 from hsprobe.report.strip import Strip
 
 # The strip shows every depth; a table of more than these is no longer read.
-_MOST_DEPTHS = 16
+MOST_DEPTHS = 16
 
 # Where the noise that a verdict rests on is from.
 SOURCES = {MODEL: "model", FILE: "measured", BOTH: "model, measured"}
@@ -41,16 +41,16 @@ def printed(what: RenderableType, console: Console) -> str:
 def render(report: Report) -> RenderableType:
     """The report as something rich can print."""
     if report.same:
-        return Group(_all_clear(report), *_notes(report.notes))
-    parts: list[RenderableType] = [_finding(finding) for finding in report.findings]
+        return Group(_all_clear(report), *note_blocks(report.notes))
+    parts: list[RenderableType] = [finding_block(finding) for finding in report.findings]
     if report.chunks:
         parts.append(_chunk_table(report.chunks))
     if any(line.phases for line in report.chunks):
         parts.append(_phase_table(report.chunks))
     if report.layers:
         parts.append(_layers(report))
-    parts.append(Group(*_coverage(report.coverage), *_notes(report.notes), _sides(report)))
-    return Group(*_spaced(parts))
+    parts.append(Group(*_coverage(report.coverage), *note_blocks(report.notes), _sides(report)))
+    return Group(*spaced(parts))
 
 
 def text(report: Report, width: int = 100) -> str:
@@ -66,14 +66,14 @@ def _all_clear(report: Report) -> RenderableType:
         body.append(_carried(lines))
         margins = [line.margin for line in lines if line.margin is not None]
         closest = f"; margin {_times(min(margins))}" if margins else ""
-        body.append(_against_noise(max(lines, key=_strain)) + closest)
+        body.append(against_noise(max(lines, key=_strain)) + closest)
     if report.layers and not lines:
         body.append(f"{plural(len(report.layers), 'depth')} of the model agree on both sides")
-        body.append(_against_noise(max(report.layers, key=_strain)))
+        body.append(against_noise(max(report.layers, key=_strain)))
     elif report.layers:
         body[0] += f"; {plural(len(report.layers), 'depth')} agree"
     body.append(_compared(report))
-    return _block(Text("OK", style=_GOOD), [Text(line) for line in body])
+    return block(Text("OK", style=_GOOD), [Text(line) for line in body])
 
 
 def _carried(lines: Sequence[ChunkLine]) -> str:
@@ -93,7 +93,7 @@ def _strain(line: ChunkLine | LayerLine) -> float:
     return line.passes_at / line.noise
 
 
-def _against_noise(line: ChunkLine | LayerLine) -> str:
+def against_noise(line: ChunkLine | LayerLine) -> str:
     """`error 5.7e-07, noise 4.5e-06 (model; 2.5e-07 would pass)`."""
     least = "" if _strain(line) < 0 else f"; {figure(line.passes_at or 0.0)} would pass"
     error = figure(_largest(line))
@@ -116,7 +116,7 @@ def _compared(report: Report) -> str:
     )
 
 
-def _finding(finding: Finding) -> RenderableType:
+def finding_block(finding: Finding) -> RenderableType:
     body = [Text(finding.title, style=_BAD)]
     strength = f"confidence {finding.confidence:.2f}"
     if finding.rows:
@@ -126,10 +126,10 @@ def _finding(finding: Finding) -> RenderableType:
     body.append(Text(f"{strength}   {finding.code}", style=_DIM))
     body += [Text(f"- {sentence}") for sentence in finding.evidence]
     body += [Text(f"> {step}", style=_MEND) for step in finding.mend.steps]
-    return _block(Text("FAIL", style=_BAD), body)
+    return block(Text("FAIL", style=_BAD), body)
 
 
-def _block(mark: Text, body: Sequence[Text]) -> Table:
+def block(mark: Text, body: Sequence[Text]) -> Table:
     """Lines with a hanging indent, the mark before the first."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(width=4, no_wrap=True)
@@ -146,7 +146,7 @@ def _block(mark: Text, body: Sequence[Text]) -> Table:
     return grid
 
 
-def _table(*columns: tuple[str, str]) -> Table:
+def new_table(*columns: tuple[str, str]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style=_DIM)
     for name, side in columns:
         table.add_column(name, justify="right" if side == "r" else "left", no_wrap=True)
@@ -154,7 +154,7 @@ def _table(*columns: tuple[str, str]) -> Table:
 
 
 def _chunk_table(lines: Sequence[ChunkLine]) -> Table:
-    table = _table(
+    table = new_table(
         ("chunk", "r"), ("trained on", "l"), ("served", "l"), ("error", "r"), ("noise", "r"), ("margin", "r"),
         ("rows", "r"), ("", "l"),
     )  # fmt: skip
@@ -185,7 +185,7 @@ def _times(margin: float | None) -> str:
 
 def _phase_table(lines: Sequence[ChunkLine]) -> RenderableType:
     phases = list(dict.fromkeys(p.phase for line in lines for p in line.phases))
-    table = _table(
+    table = new_table(
         ("chunk", "r"), *((phase, "r") for phase in phases), ("passes at", "r"), ("noise from", "l")
     )
     for line in lines:
@@ -209,12 +209,12 @@ def _layers(report: Report) -> RenderableType:
     if all(line.ok for line in lines):
         worst = max(lines, key=_strain)
         agree = f"{plural(len(lines), 'depth')} of the model agree on both sides"
-        return Text(f"{agree}; at {depth_name(worst.depth)} {_against_noise(worst)}")
-    table = _table(
+        return Text(f"{agree}; at {depth_name(worst.depth)} {against_noise(worst)}")
+    table = new_table(
         ("depth", "l"), ("error", "r"), ("noise", "r"), ("from", "l"), ("passes at", "r"), ("differ", "r"),
         ("", "l"),
     )  # fmt: skip
-    shown = lines if len(lines) <= _MOST_DEPTHS else [line for line in lines if not line.ok][:_MOST_DEPTHS]
+    shown = lines if len(lines) <= MOST_DEPTHS else [line for line in lines if not line.ok][:MOST_DEPTHS]
     for line in shown:
         table.add_row(
             short(line.depth),
@@ -247,8 +247,8 @@ def _coverage(coverage: Coverage) -> list[RenderableType]:
     return found
 
 
-def _notes(notes: Sequence[str]) -> list[RenderableType]:
-    return [_block(Text("note", style="yellow"), [Text(note)]) for note in notes]
+def note_blocks(notes: Sequence[str]) -> list[RenderableType]:
+    return [block(Text("note", style="yellow"), [Text(note)]) for note in notes]
 
 
 def _sides(report: Report) -> RenderableType:
@@ -263,7 +263,7 @@ def _sides(report: Report) -> RenderableType:
     return grid
 
 
-def _spaced(parts: Sequence[RenderableType]) -> list[RenderableType]:
+def spaced(parts: Sequence[RenderableType]) -> list[RenderableType]:
     spaced: list[RenderableType] = []
     for number, part in enumerate(parts):
         if number:
