@@ -88,7 +88,7 @@ def cover(train_trace: Trace, infer_trace: Trace, train: Stack, infer: Stack) ->
 
 
 def _left_out(stack: Stack) -> dict[str, int]:
-    counts = Counter(stack.keys.status.tolist())
+    counts = np.bincount(stack.keys.status, minlength=len(RowStatus)).tolist()
     usable = (RowStatus.PLAIN, RowStatus.ACCEPTED)
     return {
         status.name.lower(): counts[status] for status in RowStatus if counts[status] and status not in usable

@@ -17,7 +17,9 @@ from hsprobe.compare.statistics import ErrorStats, Floats, channel_scale, finite
 # Largest row error of each phase that still counts as equal; one figure stands for all phases.
 Limits = float | Mapping[int, float]
 
-_BLOCK_BYTES = 8 << 20
+# A comparison holds about eight blocks at once: what is read, converted, scaled, subtracted.
+_BLOCK_BYTES = 2 << 20
+_LEAST_BLOCK_ROWS = 64
 _SCALE_ROWS = 256
 
 
@@ -86,7 +88,7 @@ class Direct:
 
 def blocks(rows: int, width: int) -> Iterator[slice]:
     """Slices over `rows` rows, each a bounded number of bytes at this width."""
-    step = max(16, _BLOCK_BYTES // (4 * max(width, 1)))
+    step = max(_LEAST_BLOCK_ROWS, _BLOCK_BYTES // (4 * max(width, 1)))
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
 

@@ -19,6 +19,7 @@ from hsprobe.trace.schema import NO_CONTEXT, Model, RowStatus
 Depth = int | Literal["final"] | None
 Rows = NDArray[np.int64]
 
+_ROW_LABELS = ("context", "position", "token", "request", "status")
 _COMPARABLE = (int(RowStatus.PLAIN), int(RowStatus.ACCEPTED))
 # Row ids are unique over ranks: the rank in the high bits, the index into its row table in the low ones.
 RANK_SHIFT = 40
@@ -57,6 +58,9 @@ class Keys:
     @cached_property
     def by_row(self) -> tuple[Rows, Rows]:
         """Row ids of the usable rows, sorted, and the index of each."""
+        here = self.row[self.usable]
+        if bool((here[1:] > here[:-1]).all()):
+            return here, self.usable
         ids, first = np.unique(self.row[self.usable], return_index=True)
         return ids, self.usable[first]
 
@@ -143,16 +147,23 @@ def _keys(found: list[tuple[int, Rank, Tensor]]) -> Keys:
     parts: dict[str, list[NDArray[np.generic]]] = {}
     for number, rank, tensor in found:
         index = np.asarray(tensor.row_index, np.int64)
-        passes = rank.rows["pass"][index]
-        columns = {
-            name: rank.rows[name][index] for name in ("context", "position", "token", "request", "status")
-        }
+        columns = {name: _take(rank.rows[name], index) for name in _ROW_LABELS}
+        passes = _take(rank.rows["pass"], index)
         columns["phase"] = rank.passes["phase"][passes]
         columns["model"] = rank.passes["model"][passes]
-        columns["row"] = index + (number << RANK_SHIFT)
+        columns["row"] = index + (number << RANK_SHIFT) if number else index
         for name, values in columns.items():
             parts.setdefault(name, []).append(values)
-    return Keys(**{name: np.concatenate(values) for name, values in parts.items()})
+    return Keys(
+        **{name: values[0] if len(values) == 1 else np.concatenate(values) for name, values in parts.items()}
+    )
+
+
+def _take(column: NDArray[np.generic], index: Rows) -> NDArray[np.generic]:
+    """Entries of a column; consecutive ones without a copy, since labels are what memory grows with."""
+    if len(index) and int(index[-1]) - int(index[0]) + 1 == len(index) and bool((np.diff(index) == 1).all()):
+        return column[int(index[0]) : int(index[-1]) + 1]
+    return column[index]
 
 
 def is_draft(stack: Stack) -> bool:

@@ -53,7 +53,8 @@ def open_file(path: Path) -> h5py.File:
     _require_hdf5(path)
     try:
         # A reader takes no lock: the file may lie on a file system without locks, or be read twice at once.
-        file = h5py.File(path, "r", locking=False)
+        # HDF5's chunk cache is kept for each of hundreds of tensors and never hit: readers take whole chunks.
+        file = h5py.File(path, "r", locking=False, rdcc_nbytes=0)
     except (OSError, RuntimeError, ValueError) as error:
         if "already open for write" in str(error):
             raise half_written(path) from error
