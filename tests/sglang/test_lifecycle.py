@@ -50,6 +50,8 @@ def start_capture(kitchen, out: Path, prompts: Path, *options: str, marker: str)
     return subprocess.Popen(
         [*command, *options, "--", *arguments],
         env={**cpu.environment(), "HSPROBE_TEST_MARKER": marker},
+        # A test run in the background of a shell inherits an ignored SIGINT, which no person's Ctrl-C meets.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -33,8 +33,8 @@ def ids_to_set(report: dict) -> list[int]:
     ("ids", "options", "code", "words"),
     [
         pytest.param((-1, 3, 5), (), "LAYER_SET", "chunk 0 carries the embedding", id="embedding-in-chunk-0"),
-        pytest.param((0, 2, 4), (), "LAYER_SHIFT", "one too low", id="all-one-too-low"),
-        pytest.param((2, 4, 6), (), "LAYER_SHIFT", "one too high", id="all-one-too-high"),
+        pytest.param((0, 2, 4), (), "LAYER_SHIFT", "1 layer too early", id="all-one-too-low"),
+        pytest.param((2, 4, 6), (), "LAYER_SHIFT", "1 layer too late", id="all-one-too-high"),
         pytest.param((1, 4, 5), (), "LAYER_SET", "chunk 1", id="one-chunk-wrong"),
     ],
 )
@@ -42,7 +42,7 @@ def test_wrong_ids_are_named_with_the_ids_to_set(kitchen, ids, options, code, wo
     captured = served(kitchen, ids, "llama", *options)
     report = diff(kitchen.reference("llama", "1,3,5"), captured.trace, expected=1)
     (finding,) = report["findings"]
-    assert finding["code"] == code
+    assert finding.get("name", finding["code"]) == code
     text = " ".join([finding["title"], *finding["evidence"]])
     assert words in text
     assert finding["confidence"] > 0.99
@@ -54,7 +54,7 @@ def test_chunks_swapped_in_the_training_dump_are_told_from_wrong_ids(kitchen):
     captured = kitchen.capture(Configuration(overlap=True))
     report = diff(kitchen.reference("llama", "3,1,5"), captured.trace, expected=1)
     (finding,) = report["findings"]
-    assert finding["code"] == "CONCAT"
+    assert finding.get("name", finding["code"]) == "CONCAT"
     assert finding["chunks"] == [0, 1]
 
 
@@ -76,7 +76,7 @@ def test_deepseek_ids_meant_as_layer_outputs_are_read_one_too_low_and_the_named_
     train = kitchen.reference("deepseek", meant)
     report = diff(train, captured.trace, expected=1)
     (finding,) = report["findings"]
-    assert finding["code"] == "LAYER_SHIFT"
+    assert finding.get("name", finding["code"]) == "LAYER_SHIFT"
     assert "first id" in " ".join([finding["title"], *finding["evidence"], *finding["mend"]["steps"]])
     mended = served(kitchen, tuple(ids_to_set(report)), "deepseek")
     assert diff(train, mended.trace, expected=0)["findings"] == []
