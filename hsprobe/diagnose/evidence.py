@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hsprobe.compare.coverage import Coverage
-from hsprobe.compare.direct import Direct
+from hsprobe.compare.direct import Direct, Lane
 from hsprobe.compare.stack import Stack
+from hsprobe.diagnose.account import Part
 from hsprobe.diagnose.identify import Identity, Label
 from hsprobe.diagnose.model import ChunkLine, Depth, Divergence, LayerLine
 
@@ -24,12 +25,14 @@ class Serving:
     ids: list[int] | None
     draft_config: str | None
     draft_named: bool
+    algorithm: str | None = None
+    quantized: str | None = None
 
     @classmethod
     def of(cls, provenance: dict[str, Any]) -> Serving:
         """Read it from provenance, which may lack any of it or hold anything."""
         model, draft = _dict(provenance.get("model")), _dict(provenance.get("draft"))
-        eagle = _dict(draft.get("eagle_config"))
+        eagle, arguments = _dict(draft.get("eagle_config")), _dict(provenance.get("server_args"))
         ids = _ints(draft.get("aux_layer_ids"))
         if ids is None:
             ids = _ints(eagle.get("eagle_aux_hidden_state_layer_ids"))
@@ -45,17 +48,48 @@ class Serving:
             ids=ids,
             draft_config=f"{path}/config.json" if isinstance(path, str) and path else None,
             draft_named=bool(draft),
+            algorithm=_text(arguments.get("speculative_algorithm")),
+            quantized=_text(arguments.get("quantization")) or _text(model.get("quantization")),
         )
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """Two lanes that differ in a way that no reading of depth, form or rows explains.
+
+    Attributes:
+        served: the served chunk, or where that is right the server's stream at its depth. trained: the dump's.
+    """
+
+    served: Lane
+    trained: Lane
+    depth: int
 
 
 @dataclass
 class ChunkEvidence:
-    """One chunk with the arrays' summaries still attached, for classes that need more than the line."""
+    """One chunk with the arrays' summaries still attached, for classes that need more than the line.
+
+    Attributes:
+        served, trained: what the rows of either side are that are not what they should be, by phase.
+        depths: phase -> depth that most rows of the served chunk hold there; empty where all is well.
+        leftover: what differs beyond that. fallen: whether some served rows are explained by nothing.
+    """
 
     line: ChunkLine
     identity: Identity
     wanted: Label
     direct: Direct
+    served: list[Part] = field(default_factory=list)
+    trained: list[Part] = field(default_factory=list)
+    depths: dict[int, int | None] = field(default_factory=dict)
+    leftover: Leftover | None = None
+    fallen: bool = False
+
+    @property
+    def parts(self) -> list[tuple[str, Part]]:
+        """("infer" or "train", part) of both sides."""
+        return [*(("infer", part) for part in self.served), *(("train", part) for part in self.trained)]
 
 
 @dataclass
@@ -67,6 +101,7 @@ class Evidence:
             whole model (every depth), `served` where the capture holds neither aux nor draft.input.
         has_depths: whether either side holds tensors of the stream itself.
         trained_depths: depth of every training chunk, in the dump's order.
+        all_served: depth of every served chunk as found, also of those that have no training chunk.
         claimed_depths: depth of every served chunk by the server's own account.
         handed: draft.input against aux, one a chunk; empty where the capture lacks either.
         divergence: where the stream first differs by more than noise; None where it does not.
@@ -89,6 +124,7 @@ class Evidence:
     handed_noise: float
     handed_widths: tuple[int, int] | None
     coverage: Coverage
+    all_served: list[Depth] = field(default_factory=list)
     divergence: Divergence | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -109,6 +145,10 @@ class Evidence:
 
 def _dict(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
 
 
 def _ints(value: object) -> list[int] | None:

@@ -17,7 +17,9 @@ from hsprobe.diagnose.chunkline import chunk_evidence, label_depth, row_place
 from hsprobe.diagnose.evidence import ChunkEvidence, Evidence, Serving
 from hsprobe.diagnose.growth import Measured, first_divergence, measure
 from hsprobe.diagnose.identify import STUCK, TWIN, Candidate, Identity, Label, Matrix, identify, matrix
-from hsprobe.diagnose.model import Depth
+from hsprobe.diagnose.model import Depth, State
+from hsprobe.diagnose.prepare import settler
+from hsprobe.diagnose.settle import TrainedChunk
 from hsprobe.diagnose.sides import (
     Side,
     chunk_lanes,
@@ -96,6 +98,7 @@ class Gatherer:
             handed_noise=self._handed_noise(),
             handed_widths=widths,
             coverage=coverage,
+            all_served=self.all_served if served else [],
             notes=self.notes,
         )
 
@@ -197,7 +200,23 @@ class Gatherer:
                     places=(row_place(stack, trace, total.largest_at), row_place(stack, trace, first)),
                 )
             )
-        return chunks
+        self.all_served = [_found_depth(whole, chosen) for whole, _ in found]
+        return self._settled(lanes[:count], chosen[:count], chunks, declared)
+
+    def _settled(
+        self, lanes: list[Lane], chosen: list[Trained], chunks: list[ChunkEvidence], claimed: list[Depth]
+    ) -> list[ChunkEvidence]:
+        """The chunks that are not as trained, with what they are instead."""
+        if all(chunk.line.state in (State.OK, State.NO_ROWS) for chunk in chunks):
+            return chunks
+        plain = [TrainedChunk(t.lane, t.depth, t.source) for t in chosen]
+        how = settler(self.train, self.infer, lanes, plain, self._levels)
+        return [
+            chunk
+            if chunk.line.state in (State.OK, State.NO_ROWS)
+            else how.settle(chunk, lanes[k], plain[k], claimed[k])
+            for k, chunk in enumerate(chunks)
+        ]
 
     def _directs(self, lanes: list[Lane], chosen: list[Trained]) -> list[Direct]:
         directs = [Direct() for _ in lanes]
@@ -266,6 +285,15 @@ class Gatherer:
         """Both are of one capture, of which a tolerance between two captures says nothing."""
         dtypes = dtypes_between(self.infer, self.infer, self.infer.stacks.get("aux"))
         return Noise(self.noise.num_layers).level(None, dtypes).expected
+
+
+def _found_depth(whole: Identity, chosen: list[Trained]) -> Depth:
+    """The depth of a served chunk, as far as it was identified."""
+    if not whole.clear or whole.best is None:
+        return None
+    if whole.best.kind == "chunk":
+        return chosen[whole.best.number].depth if 0 <= whole.best.number < len(chosen) else None
+    return label_depth(whole.best)
 
 
 def _put_in_order(chosen: list[Trained], found: list[Identity]) -> bool:

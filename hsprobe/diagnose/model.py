@@ -93,6 +93,8 @@ class ChunkLine:
     phases: list[PhaseLine] = field(default_factory=list)
     noise_from: str = "model"
     passes_at: float | None = math.nan
+    form: str = ""
+    origin: str = ""
 
 
 @dataclass(frozen=True)

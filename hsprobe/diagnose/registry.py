@@ -9,13 +9,15 @@ from typing import Protocol, cast
 
 from hsprobe.diagnose import faults
 from hsprobe.diagnose.evidence import Evidence
+from hsprobe.diagnose.explanation import Explanation
+from hsprobe.diagnose.forms import Proposal
 from hsprobe.diagnose.model import Finding
 
 
 class FaultClass(Protocol):
-    """What a module in `hsprobe.diagnose.faults` provides."""
+    """What a module in `hsprobe.diagnose.faults` provides; `PROPOSALS` and `NORM` may be absent."""
 
-    CODE: str
+    EXPLANATION: Explanation
     RANK: int
 
     def diagnose(self, evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
@@ -30,7 +32,31 @@ def fault_classes() -> tuple[FaultClass, ...]:
         cast(FaultClass, importlib.import_module(f"{faults.__name__}.{info.name}"))
         for info in pkgutil.iter_modules(faults.__path__)
     ]
-    return tuple(sorted(modules, key=lambda module: (module.RANK, module.CODE)))
+    return tuple(sorted(modules, key=lambda module: (module.RANK, module.EXPLANATION.code)))
+
+
+@cache
+def catalogue() -> tuple[Explanation, ...]:
+    """What every class is, in the order of the codes."""
+    return tuple(sorted((fault.EXPLANATION for fault in fault_classes()), key=lambda found: found.code))
+
+
+@cache
+def proposals() -> tuple[tuple[str, Proposal], ...]:
+    """(code, form) for every form that a fault class proposes."""
+    return tuple(
+        (fault.EXPLANATION.code, cast(Proposal, proposal))
+        for fault in fault_classes()
+        for proposal in getattr(fault, "PROPOSALS", ())
+    )
+
+
+@cache
+def norm_codes() -> dict[str, str]:
+    """Which norm was applied ("final" or "layer") -> the code of the class whose fault that is."""
+    return {
+        cast(str, fault.NORM): fault.EXPLANATION.code for fault in fault_classes() if hasattr(fault, "NORM")
+    }
 
 
 def findings(evidence: Evidence) -> list[Finding]:

@@ -56,6 +56,15 @@ class Side:
         known = _model(self.trace.provenance).get("architecture")
         return known if isinstance(known, str) and known else None
 
+    @property
+    def mids(self) -> dict[int, Lane]:
+        """Layer -> the tensor that holds the stream after its attention and before its MLP."""
+        return {
+            stack.depth: Lane(stack, self.hidden)
+            for stack in self.stacks.values()
+            if stack.tensor.site == "mid" and isinstance(stack.depth, int) and stack.width == self.hidden
+        }
+
     def chunked(self, prefer: str = "aux") -> Stack | None:
         """The tensor made of chunks, `prefer` first."""
         for name in sorted(_CHUNKED, key=lambda name: name != prefer):

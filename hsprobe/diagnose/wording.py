@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from hsprobe.diagnose.evidence import Evidence
 from hsprobe.diagnose.model import ChunkLine
-from hsprobe.diagnose.naming import depth_name
+from hsprobe.diagnose.naming import depth_name, listed
 
 
 def chunk_sentence(line: ChunkLine) -> str:
@@ -38,6 +39,26 @@ def strength(lines: Sequence[ChunkLine]) -> tuple[float, int, int]:
     """(confidence, rows that agree, rows) of a finding that rests on several chunks: the weakest of them."""
     weakest = min(lines, key=lambda line: (line.confidence, line.agree))
     return weakest.confidence, weakest.agree, weakest.rows
+
+
+# That the chunks differ is measured; that they are what the server calls them is only its word.
+_ACCOUNT_CONFIDENCE = 0.8
+
+
+def account_sentence(evidence: Evidence, lines: Sequence[ChunkLine]) -> list[str]:
+    """What a finding rests on where the served depths are known by the server's word alone."""
+    errors = ", ".join(f"chunk {line.index} {figure(line.error)}" for line in lines)
+    claims = listed(evidence.claimed_depths[line.index] for line in lines)
+    return [
+        f"the server says depths {claims}; trained on {listed(line.trained for line in lines)}",
+        f"error against the training chunk: {errors}; expected noise {figure(lines[0].noise)}",
+        "No depths were captured that could prove which depth is served: '--sites aux,layer' would.",
+    ]
+
+
+def account_strength(lines: Sequence[ChunkLine]) -> tuple[float, int, int]:
+    """As `strength`, where the served depths are known by the server's word alone: rows that differ."""
+    return _ACCOUNT_CONFIDENCE, min(line.over for line in lines), min(line.compared for line in lines)
 
 
 def figure(value: float) -> str:

@@ -10,11 +10,11 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hsprobe.compare.coverage import Coverage
 from hsprobe.compare.noise import BOTH, FILE, MODEL
 from hsprobe.diagnose.model import ChunkLine, Finding, LayerLine, Report, State
 from hsprobe.diagnose.naming import depth_name, listed, plural, short
 from hsprobe.diagnose.wording import figure
+from hsprobe.report import coverage
 from hsprobe.report.strip import Strip
 
 # The strip shows every depth; a table of more than these is no longer read.
@@ -49,7 +49,7 @@ def render(report: Report) -> RenderableType:
         parts.append(_phase_table(report.chunks))
     if report.layers:
         parts.append(_layers(report))
-    parts.append(Group(*_coverage(report.coverage), *note_blocks(report.notes), _sides(report)))
+    parts.append(Group(*coverage.lines(report.coverage), *note_blocks(report.notes), _sides(report)))
     return Group(*spaced(parts))
 
 
@@ -107,12 +107,12 @@ def _largest(line: ChunkLine | LayerLine) -> float:
 
 
 def _compared(report: Report) -> str:
-    coverage = report.coverage
+    figures = report.coverage
     source = report.chunks or report.layers
     phases = list(dict.fromkeys(p.phase for line in source for p in line.phases))
     return (
-        f"{coverage.matched:,}/{coverage.train_rows:,} training rows compared, "
-        f"{coverage.matched_requests}/{coverage.train_requests} requests ({', '.join(phases)})"
+        f"{figures.matched:,}/{figures.train_rows:,} training rows compared, "
+        f"{figures.matched_requests}/{figures.train_requests} requests ({', '.join(phases)})"
     )
 
 
@@ -123,7 +123,7 @@ def finding_block(finding: Finding) -> RenderableType:
         strength += f"   {finding.agree:,}/{finding.rows:,} {finding.tally}"
     if finding.mend.change:
         body.append(Text(finding.mend.change, style=_MEND))
-    body.append(Text(f"{strength}   {finding.code}", style=_DIM))
+    body.append(Text(f"{strength}   {finding.code} {finding.name}", style=_DIM))
     body += [Text(f"- {sentence}") for sentence in finding.evidence]
     body += [Text(f"> {step}", style=_MEND) for step in finding.mend.steps]
     return block(Text("FAIL", style=_BAD), body)
@@ -226,25 +226,6 @@ def _layers(report: Report) -> RenderableType:
             Text("ok" if line.ok else "!", style=_GOOD if line.ok else _BAD),
         )
     return Group(Strip(lines, report.divergence), Text(""), table)
-
-
-def _coverage(coverage: Coverage) -> list[RenderableType]:
-    line = (
-        f"{coverage.matched:,}/{coverage.train_rows:,} training rows compared "
-        f"({coverage.matched_requests}/{coverage.train_requests} requests)"
-    )
-    if coverage.reasons:
-        reasons = ", ".join(f"{reason} {count:,}" for reason, count in coverage.reasons.items())
-        line += f"; without a partner: {reasons}"
-    found: list[RenderableType] = [Text(line)]
-    for drift in coverage.drifts:
-        found.append(
-            Text(
-                f"request {drift.train_request}: token ids differ from position {drift.position} on; from "
-                f"{drift.start}: {drift.train_ids} in TRAIN, {drift.infer_ids} in INFER"
-            )
-        )
-    return found
 
 
 def note_blocks(notes: Sequence[str]) -> list[RenderableType]:

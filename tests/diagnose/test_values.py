@@ -80,7 +80,7 @@ class TestNotFinite:
     def test_in_the_capture(self, tmp_path: Path, train: Path) -> None:
         infer = write_infer(tmp_path / "i.h5", DEPTHS, spoil=_where("aux@prefill", self._holes))
         report = diff(train, infer)
-        assert _codes(report) == ["NONFINITE"]
+        assert _codes(report) == ["HS502"]
         assert "of the capture hold NaN or Inf" in report.findings[0].title
         assert "the first at request s0, position 0 (prefill)" in report.findings[0].evidence[0]
         bad = report.chunks[1].nonfinite_infer
@@ -90,12 +90,12 @@ class TestNotFinite:
     def test_in_the_training_dump(self, tmp_path: Path) -> None:
         left = write_train(tmp_path / "t.h5", DEPTHS, spoil=_where("aux", self._holes))
         report = diff(left, write_infer(tmp_path / "i.h5", DEPTHS))
-        assert _codes(report) == ["NONFINITE"]
+        assert _codes(report) == ["HS502"]
         assert "of the training dump hold" in report.findings[0].title
 
     def test_does_not_hide_a_wrong_wiring(self, tmp_path: Path, train: Path) -> None:
         infer = write_infer(tmp_path / "i.h5", (2, 5, 7), spoil=_where("aux@prefill", self._holes))
-        assert _codes(diff(train, infer)) == ["NONFINITE", "LAYER_SHIFT"]
+        assert _codes(diff(train, infer)) == ["HS502", "HS101"]
 
     def test_everywhere_in_a_chunk(self, tmp_path: Path, train: Path) -> None:
         def all_gone(_: str, x: Floats) -> Floats:
@@ -103,7 +103,7 @@ class TestNotFinite:
             return x
 
         report = diff(train, write_infer(tmp_path / "i.h5", DEPTHS, spoil=_where("aux", all_gone)))
-        assert _codes(report) == ["NONFINITE"]
+        assert _codes(report) == ["HS502"]
         assert [line.state for line in report.chunks] == [State.NO_ROWS, State.OK, State.OK]
 
 
@@ -116,7 +116,7 @@ class TestOtherValues:
 
         infer = write_infer(tmp_path / "i.h5", DEPTHS, spoil=coarse, sites=["aux"])
         report = diff(train, infer)
-        assert _codes(report) == ["UNEXPLAINED"]
+        assert _codes(report) == ["HS599"]
         assert report.findings[0].title.startswith("aux chunks 0, 1 and 2 are depths 3, 6, 8 as trained, but")
         assert [line.state for line in report.chunks] == [State.DIFFERENT] * 3
         assert "precision" in report.findings[0].mend.steps[0]
@@ -129,8 +129,10 @@ class TestOtherValues:
 
         report = diff(train, write_infer(tmp_path / "i.h5", DEPTHS, spoil=_where("aux@prefill", shift)))
         codes = _codes(report)
-        assert codes == ["UNEXPLAINED"]
-        assert "match in most rows, but" in report.findings[0].title
+        assert codes == ["HS301"]
+        assert report.findings[0].title == (
+            "rows of aux chunks 0, 1 and 2 hold the states 1 position before their own in prefill"
+        )
         assert any("request s2" in sentence for sentence in report.findings[0].evidence)
 
     def test_one_vector_in_every_row(self, tmp_path: Path, train: Path) -> None:
@@ -139,7 +141,7 @@ class TestOtherValues:
             return x
 
         report = diff(train, write_infer(tmp_path / "i.h5", DEPTHS, spoil=_where("aux", stuck)))
-        assert _codes(report) == ["UNEXPLAINED"]
+        assert _codes(report) == ["HS302"]
         assert report.findings[0].title == "aux chunk 0 holds one and the same vector in every row"
 
     def test_a_sink_row_and_a_loud_channel_hide_no_difference(self, tmp_path: Path) -> None:
@@ -163,7 +165,7 @@ class TestOtherValues:
             return np.roll(x, 1, axis=0) if len(x) > 1 else x * 1.5
 
         report = diff(train, write_infer(tmp_path / "i.h5", DEPTHS, spoil=_where("draft.input", shift)))
-        assert _codes(report) == ["DRAFT_INPUT"]
+        assert _codes(report) == ["HS601"]
         assert (
             "draft.input differs from aux for the same tokens in chunks 0, 1 and 2"
             in report.findings[0].title
@@ -177,7 +179,7 @@ class TestOtherValues:
 
         left = write_train(tmp_path / "t.h5", every=True)
         report = diff(left, write_infer(tmp_path / "i.h5", (2, 3, 4), spoil=depart))
-        assert _codes(report) == ["DIVERGENCE"]
+        assert _codes(report) == ["HS504"]
         assert report.findings[0].title == (
             "the model states agree up to depth 4 (output of layer 3) "
             "and differ from depth 5 (output of layer 4) on"

@@ -53,7 +53,7 @@ def test_the_right_wiring_is_an_all_clear(tmp_path: Path, world: World) -> None:
 def test_the_embedding_in_a_chunk(tmp_path: Path, world: World) -> None:
     train = write_train(tmp_path / "t.h5", (3, 6, 8), world=world)
     report = diff(train, write_infer(tmp_path / "i.h5", (0, 3, 6), world=world))
-    assert _only(report, "LAYER_SET") == (
+    assert _only(report, "HS102") == (
         "aux chunk 0 carries the embedding output (depth 0); "
         "the draft was trained on depth 3 (output of layer 2)"
     )
@@ -70,7 +70,7 @@ def test_all_chunks_off_by_a_constant(tmp_path: Path, world: World, offset: int,
     train = write_train(tmp_path / "t.h5", (3, 5, 7), world=world)
     served = tuple(d + offset for d in (3, 5, 7))
     report = diff(train, write_infer(tmp_path / "i.h5", served, world=world))
-    assert words in _only(report, "LAYER_SHIFT")
+    assert words in _only(report, "HS101")
     assert [line.served for line in report.chunks] == list(served)
     old = [d - 1 for d in served]
     assert _ids(report) == f"eagle_aux_hidden_state_layer_ids: {old}  ->  [2, 4, 6]"
@@ -79,7 +79,7 @@ def test_all_chunks_off_by_a_constant(tmp_path: Path, world: World, offset: int,
 def test_one_chunk_wrong(tmp_path: Path, world: World) -> None:
     train = write_train(tmp_path / "t.h5", (3, 6, 8), world=world)
     report = diff(train, write_infer(tmp_path / "i.h5", (3, 5, 8), world=world))
-    title = _only(report, "LAYER_SET")
+    title = _only(report, "HS102")
     assert title.startswith("aux chunk 1 carries depth 5 (output of layer 4)")
     assert report.findings[0].chunks == [1]
     assert report.findings[0].evidence == ["chunks 0 and 2 as trained"]
@@ -92,7 +92,7 @@ def test_one_chunk_wrong(tmp_path: Path, world: World) -> None:
 def test_two_chunks_swapped_in_the_training_dump(tmp_path: Path, world: World, declare: object) -> None:
     train = write_train(tmp_path / "t.h5", (6, 3, 8), world=world, declare=declare)  # type: ignore[arg-type]
     report = diff(train, write_infer(tmp_path / "i.h5", (3, 6, 8), world=world))
-    assert _only(report, "CONCAT").endswith("trained on depths 6, 3, 8, served 3, 6, 8")
+    assert _only(report, "HS104").endswith("trained on depths 6, 3, 8, served 3, 6, 8")
     assert _ids(report) == "order of the training chunks: [0, 1, 2]  ->  [1, 0, 2]"
     assert any("no ids mend this" in step for step in report.findings[0].mend.steps)
     told = [e for e in report.findings[0].evidence if "the dump declares its chunk 0" in e]
@@ -102,7 +102,7 @@ def test_two_chunks_swapped_in_the_training_dump(tmp_path: Path, world: World, d
 def test_the_order_given_for_fc_weight_makes_the_draft_right(tmp_path: Path) -> None:
     trained = (8, 3, 6)
     report = diff(write_train(tmp_path / "t.h5", trained), write_infer(tmp_path / "i.h5", (3, 6, 8)))
-    assert report.findings[0].code == "CONCAT"
+    assert report.findings[0].code == "HS104"
     change = report.findings[0].mend.change
     assert change is not None
     order = [int(k) for k in change.split("->")[1].strip(" []").split(",")]
@@ -119,7 +119,7 @@ def test_deepseek_ids_meant_as_outputs_are_read_one_too_low(tmp_path: Path) -> N
     served = depths_of("DeepseekV3ForCausalLM", [2, 5, 7], L, "0.5.23")
     infer = write_infer(tmp_path / "i.h5", served, ids=[2, 5, 7], architecture="DeepseekV3ForCausalLM")
     report = diff(train, infer)
-    assert "1 layer too early" in _only(report, "LAYER_SHIFT")
+    assert "1 layer too early" in _only(report, "HS101")
     assert _ids(report) == "eagle_aux_hidden_state_layer_ids: [2, 5, 7]  ->  [3, 6, 8]"
     rule = " ".join(report.findings[0].mend.steps)
     assert "a first id of 1 means layer outputs" in rule
@@ -136,23 +136,25 @@ def test_a_chunk_that_the_server_never_captured(tmp_path: Path) -> None:
     report = diff(
         write_train(tmp_path / "t.h5", (3, 6, 9)), write_infer(tmp_path / "i.h5", (3, 6), ids=[2, 5, 8])
     )
-    assert _only(report, "LAYER_SET") == "the draft is handed 2 chunks and was trained on 3"
+    assert _only(report, "HS103") == "the draft is handed 2 chunks and was trained on 3"
     assert report.findings[0].mend.change is None
     assert "never captures the output of the last layer (depth 9)" in report.findings[0].mend.steps[0]
 
 
-def test_a_single_chunk_points_at_the_algorithm(tmp_path: Path) -> None:
+def test_a_single_chunk_of_a_trained_depth_is_no_other_algorithm(tmp_path: Path) -> None:
     report = diff(
         write_train(tmp_path / "t.h5", (3, 6, 8)), write_infer(tmp_path / "i.h5", (8,), ids=[2, 5, 7])
     )
-    assert _only(report, "LAYER_SET") == "the draft is handed 1 chunk and was trained on 3"
-    assert "--speculative-algorithm EAGLE" in " ".join(report.findings[0].evidence)
+    assert _only(report, "HS103") == "the draft is handed 1 chunk and was trained on 3"
+    assert (
+        "not served: depth 3 (output of layer 2), depth 6 (output of layer 5)" in report.findings[0].evidence
+    )
 
 
 def test_a_wrong_depth_in_decode_only(tmp_path: Path) -> None:
     infer = write_infer(tmp_path / "i.h5", (3, 6, 8), decode_depths=(3, 5, 8))
     report = diff(write_train(tmp_path / "t.h5", (3, 6, 8)), infer)
-    assert _only(report, "ONE_PHASE") == "aux chunk 1 is right in prefill and verify and wrong in decode"
+    assert _only(report, "HS304") == "aux chunk 1 is right in prefill and verify and wrong in decode"
     assert "depth 5 (output of layer 4)" in report.findings[0].evidence[0]
 
 
@@ -165,7 +167,7 @@ def test_the_final_norm_in_a_chunk(tmp_path: Path) -> None:
 
     infer = write_infer(tmp_path / "i.h5", (3, 6, 9), spoil=spoil)
     report = diff(write_train(tmp_path / "t.h5", (3, 6, 9)), infer)
-    assert _only(report, "LAYER_SET").startswith("aux chunk 2 carries the output of the final norm")
+    assert _only(report, "HS201") == "aux chunk 2 is depth 9 (output of layer 8) after the final norm"
 
 
 class TestOnlyAux:
@@ -187,18 +189,18 @@ class TestOnlyAux:
     ) -> None:
         train = write_train(tmp_path / "t.h5", (3, 6, 8), world=world)
         report = diff(train, write_infer(tmp_path / "i.h5", (0, 3, 6), world=world, sites=sites))
-        assert "aux chunk 0 carries the embedding output (depth 0)" in _only(report, "LAYER_SET")
+        assert "aux chunk 0 carries the embedding output (depth 0)" in _only(report, "HS102")
         assert _ids(report) == "eagle_aux_hidden_state_layer_ids: [-1, 2, 5]  ->  [2, 5, 7]"
 
     def test_a_swap_is_found_and_the_dump_blamed(self, tmp_path: Path, sites: list[str]) -> None:
         train = write_train(tmp_path / "t.h5", (6, 3, 8), declare=(3, 6, 8))
         report = diff(train, write_infer(tmp_path / "i.h5", (3, 6, 8), sites=sites))
-        assert _only(report, "CONCAT").endswith("trained on depths 6, 3, 8, served 3, 6, 8")
+        assert _only(report, "HS104").endswith("trained on depths 6, 3, 8, served 3, 6, 8")
 
     def test_the_servers_account_is_used_and_called_so(self, tmp_path: Path, sites: list[str]) -> None:
         train = write_train(tmp_path / "t.h5", (3, 6, 8))
         report = diff(train, write_infer(tmp_path / "i.h5", (2, 5, 7), sites=sites))
-        assert "by the server's account depths 2, 5, 7, trained on 3, 6, 8" in _only(report, "LAYER_SET")
+        assert "served depths 2, 5, 7, trained on 3, 6, 8, by the server's account" in _only(report, "HS101")
         assert _ids(report) == "eagle_aux_hidden_state_layer_ids: [1, 4, 6]  ->  [2, 5, 7]"
         assert report.findings[0].confidence < 1
         assert "--sites aux,layer" in " ".join(report.findings[0].evidence)
@@ -207,7 +209,7 @@ class TestOnlyAux:
         train = write_train(tmp_path / "t.h5", (3, 6, 8))
         infer = write_infer(tmp_path / "i.h5", (3, 5, 8), sites=sites, account=False)
         report = diff(train, infer)
-        assert _only(report, "UNEXPLAINED").startswith("aux chunk 1 matches nothing that was captured")
+        assert _only(report, "HS599").startswith("aux chunk 1 matches nothing that was captured")
         assert "capture with '--sites aux,layer'" in report.findings[0].mend.steps[0]
 
     def test_undeclared_chunks_are_compared_and_ids_are_not_invented(
@@ -236,7 +238,7 @@ class TestReference:
         account = {"aux": {"depths": [3, 6, 8]}}
         infer = write_infer(tmp_path / "i.h5", (3, 5, 8), provenance=account, sites=["aux"])
         report = diff(write_train(tmp_path / "t.h5", every=True), infer)
-        assert _only(report, "LAYER_SET").startswith(
+        assert _only(report, "HS102").startswith(
             "aux chunk 1 carries depth 5 (output of layer 4); the server was asked"
         )
 

@@ -29,7 +29,7 @@ def test_it_says_the_same_as_the_report(bad: Report) -> None:
     assert found["schema_version"] == 1
     assert found["verdict"] == "different"
     (finding,) = found["findings"]
-    assert finding["code"] == "LAYER_SET"
+    assert finding["code"] == "HS102"
     assert finding["title"] == bad.findings[0].title
     assert finding["mend"]["change"] == bad.findings[0].mend.change
     assert [chunk["served"] for chunk in found["chunks"]] == [0, 3, 6]

@@ -39,7 +39,7 @@ def test_the_fault_comes_first_with_its_mend(bad: Report, monkeypatch: pytest.Mo
         "",
         "confidence 1.00",
         f"{bad.chunks[0].agree}/{bad.chunks[0].rows} rows agree",
-        "LAYER_SET",
+        "HS102 LAYER_SET",
     ]
 
 

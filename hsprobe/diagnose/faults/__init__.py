@@ -1,8 +1,9 @@
 """The fault classes, one module each, all of one shape.
 
 A module has
-- `CODE`, the stable name of the class;
-- `RANK`, how damaging it is: findings are shown in ascending rank, and classes are asked in that order;
+- `EXPLANATION`: code, name, and the text of `hsprobe explain` and docs/faults.md;
+- `RANK`: how damaging the class is. Findings are shown in ascending rank, and classes are asked in that order;
+- `PROPOSALS`: the forms of a state that are this class's (see `forms`), where it is about the form; it may be absent;
 - `diagnose(evidence, explained) -> list[Finding]`, where `explained` are the chunks that classes of lower
   rank have accounted for.
 

@@ -3,37 +3,51 @@
 from __future__ import annotations
 
 from hsprobe.diagnose.evidence import Evidence
+from hsprobe.diagnose.explanation import Explanation
 from hsprobe.diagnose.mend import permutation_steps
-from hsprobe.diagnose.model import Finding, Mend, State
+from hsprobe.diagnose.model import Finding, Mend
 from hsprobe.diagnose.naming import listed, numbers
+from hsprobe.diagnose.wiring import wiring
 from hsprobe.diagnose.wording import declared_sentence, strength
 
-CODE = "CONCAT"
 RANK = 15
+EXPLANATION = Explanation(
+    code="HS104",
+    name="CONCAT",
+    summary="the chunks come in another order than the draft was trained with",
+    symptom="Acceptance is about none: every column block of the draft's fc meets another layer's states.",
+    cause="SGLang hands chunks over in ascending layer order, whatever the order of the ids; a trainer that "
+    "concatenates in the order of its configuration, or a dump with two chunks exchanged, disagrees.",
+    evidence="Each served chunk equals one of the trained depths, and together they are a permutation of them "
+    "(after a shift, where there is one too).",
+    mend="Write the dump's chunks in the served order and train again, or permute the column blocks of the draft's "
+    "fc.weight; no ids change the order.",
+)
 
 
 def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
     """One finding if the served chunks are the training chunks, permuted."""
-    order = _order(evidence)
-    if order is None or order == list(range(len(order))):
+    found = wiring(evidence)
+    order = found.order
+    if order is None:
         return []
-    moved = [line for line in evidence.lines if line.state is State.WRONG]
-    if not moved or explained & {line.index for line in moved}:
-        return []
+    moved = found.moved
     trained = [line.trained for line in evidence.lines]
     served = [trained[j] for j in order]
     known = all(depth is not None for depth in trained)
+    as_served = sorted((d for d in served if isinstance(d, int)), key=int)
     how = (
         f"trained on depths {listed(trained)}, served {listed(served)}"
         if known
         else f"served chunk {', '.join(f'{k} is training chunk {j}' for k, j in enumerate(order) if k != j)}"
     )
+    if found.shift or found.wrong:
+        how = f"trained in the order of depths {listed(trained)}, served ascending"
     confidence, agree, rows = strength(moved)
-    depths = [d for d in served if isinstance(d, int)] if known else None
+    depths = as_served if known and served == as_served else None
     return [
-        Finding(
-            code=CODE,
-            title=f"aux chunks {numbers([line.index for line in moved])} come in another order: {how}",
+        EXPLANATION.finding(
+            f"aux chunks {numbers([line.index for line in moved])} come in another order: {how}",
             rank=RANK,
             confidence=confidence,
             evidence=declared_sentence(evidence.lines),
@@ -46,20 +60,3 @@ def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
             rows=rows,
         )
     ]
-
-
-def _order(evidence: Evidence) -> list[int] | None:
-    """Served position -> training chunk, if that is a permutation."""
-    lines = evidence.lines
-    if len(lines) != evidence.trained_chunks or len(lines) != evidence.served_chunks:
-        return None
-    trained = [line.trained for line in lines]
-    order = []
-    for line in lines:
-        if line.state is State.OK:
-            order.append(line.index)
-        elif line.served_chunk is not None:
-            order.append(line.served_chunk)
-        elif line.served is not None and trained.count(line.served) == 1:
-            order.append(trained.index(line.served))
-    return order if sorted(order) == list(range(len(lines))) else None

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from hsprobe.diagnose.evidence import Evidence
+from hsprobe.diagnose.explanation import Explanation
 from hsprobe.diagnose.model import Finding, LayerLine, Mend
 from hsprobe.diagnose.naming import depth_name
 from hsprobe.diagnose.wording import figure
 
-CODE = "DIVERGENCE"
 RANK = 50
+EXPLANATION = Explanation(
+    code="HS504",
+    name="DIVERGENCE",
+    summary="the two sides' residual streams agree up to one depth and differ beyond",
+    symptom="Acceptance is down by a part, in the phases concerned.",
+    cause="One layer computes something else: another kernel, a wrong scale, a weight not loaded or loaded twice.",
+    evidence="With every depth captured on both sides, the error stays within noise up to one depth and exceeds it "
+    "at the next; precision, by contrast, shows from the first layer on.",
+    mend="Look at the layer between the last depth that agrees and the first that does not.",
+)
 
 
 def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
@@ -30,9 +40,8 @@ def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
         proof.append(f"error {figure(worst.error)} at {depth_name(worst.depth)}, the largest")
     proof += _phases(first)
     return [
-        Finding(
-            code=CODE,
-            title=f"the model states {agree} {where}",
+        EXPLANATION.finding(
+            f"the model states {agree} {where}",
             rank=RANK,
             confidence=1.0,
             evidence=proof,

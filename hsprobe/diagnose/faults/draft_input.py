@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from hsprobe.compare.direct import Direct
 from hsprobe.diagnose.evidence import Evidence
+from hsprobe.diagnose.explanation import Explanation
 from hsprobe.diagnose.judge import rows_ok
 from hsprobe.diagnose.model import Finding, Mend
 from hsprobe.diagnose.naming import numbers, phase_name
 from hsprobe.diagnose.wording import figure
 
-CODE = "DRAFT_INPUT"
 RANK = 40
+EXPLANATION = Explanation(
+    code="HS601",
+    name="DRAFT_INPUT",
+    summary="the draft receives other states than the target hands over",
+    symptom="The target's states are right and acceptance is low all the same.",
+    cause="Between the target's forward pass and the draft's, rows are picked, buffers reused, or a dtype cast.",
+    evidence="draft.input and aux of one capture, for the same tokens, differ in width or in value.",
+    mend="Look at what lies between the two passes, first with --disable-overlap-schedule.",
+)
 
 
 def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
@@ -49,4 +58,13 @@ def _finding(title: str, proof: list[str], confidence: float, agree: int, rows: 
         "Look at what lies between (row selection, buffer reuse, a dtype cast), first with overlap "
         "scheduling off (--disable-overlap-schedule)."
     ]
-    return Finding(CODE, title, RANK, confidence, proof, Mend(steps=steps), [], agree, rows, "rows differ")
+    return EXPLANATION.finding(
+        title,
+        rank=RANK,
+        confidence=confidence,
+        evidence=proof,
+        mend=Mend(steps=steps),
+        agree=agree,
+        rows=rows,
+        tally="rows differ",
+    )

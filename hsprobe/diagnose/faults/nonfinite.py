@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from hsprobe.diagnose.evidence import Evidence
+from hsprobe.diagnose.explanation import Explanation
 from hsprobe.diagnose.model import Finding, Mend
 from hsprobe.diagnose.naming import depth_name, plural
 
-CODE = "NONFINITE"
 RANK = 10
+EXPLANATION = Explanation(
+    code="HS502",
+    name="NONFINITE",
+    summary="rows hold NaN or Inf",
+    symptom="Acceptance is 1.00 in the requests concerned, or sampling fails.",
+    cause="Rows written to the wrong cache slots, padding rows that were never masked, an overflow of fp16.",
+    evidence="The rows are counted on each side and the first is named; all comparisons go on without them. A "
+    "capture of every depth shows where they begin.",
+    mend="Find the first depth that has them; on the training side drop or recompute the rows.",
+)
 
 
 def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
@@ -37,9 +47,8 @@ def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
         if layers and side == "infer":
             proof.append(f"first at {depth_name(layers[0].depth)}")
         found.append(
-            Finding(
-                code=CODE,
-                title=title,
+            EXPLANATION.finding(
+                title,
                 rank=RANK,
                 confidence=1.0,
                 evidence=[*proof, "all other rows were compared without them"],

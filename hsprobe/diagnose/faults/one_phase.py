@@ -1,60 +1,74 @@
-"""A chunk is right in one phase and wrong in another."""
+"""A chunk carries one depth in one phase and another in another."""
 
 from __future__ import annotations
 
-from hsprobe.diagnose.evidence import Evidence
-from hsprobe.diagnose.model import ChunkLine, Finding, Mend, State
-from hsprobe.diagnose.naming import depth_name, numbers
+from hsprobe.diagnose.evidence import ChunkEvidence, Evidence
+from hsprobe.diagnose.explanation import Explanation
+from hsprobe.diagnose.model import Depth, Finding, Mend
+from hsprobe.diagnose.naming import depth_name, numbers, phase_name
+from hsprobe.diagnose.wiring import mixed
 from hsprobe.diagnose.wording import figure
 
-CODE = "ONE_PHASE"
 RANK = 14
+EXPLANATION = Explanation(
+    code="HS304",
+    name="GRAPH",
+    summary="one phase is handed other depths than another",
+    symptom="Acceptance is about none, though what prefill hands over is right.",
+    cause="The layers to capture were set after a CUDA graph had been recorded, or for one runner only: prefill runs "
+    "eagerly and obeys, decode or verify replays the old ones.",
+    evidence="Each phase is identified on its own; a chunk is one depth in some phases and another in the others.",
+    mend="Set the layers to capture before graphs are recorded, for every runner; --disable-cuda-graph shows whether "
+    "that is it.",
+)
 
 
 def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
-    """One finding for all chunks that are right in some phases only."""
-    mixed = [line for line in evidence.lines if line.index not in explained and _mixed(line)]
-    if not mixed:
+    """One finding for all chunks whose depth depends on the phase."""
+    chunks = [chunk for chunk in evidence.chunks if mixed(chunk)]
+    if not chunks:
         return []
-    bad = sorted({p.phase for line in mixed for p in line.phases if p.state is not State.OK})
-    good = sorted({p.phase for line in mixed for p in line.phases if p.state is State.OK} - set(bad))
-    noun = "chunk" if len(mixed) == 1 else "chunks"
-    verb = "is" if len(mixed) == 1 else "are"
+    states = [_by_phase(chunk) for chunk in chunks]
+    bad = sorted({phase for good in states for phase, right in good.items() if not right})
+    good = sorted({phase for one in states for phase, right in one.items() if right} - set(bad))
+    one = len(chunks) == 1
     title = (
-        f"aux {noun} {numbers([line.index for line in mixed])} {verb} right in {' and '.join(good)} "
-        f"and wrong in {' and '.join(bad)}"
+        f"aux {'chunk' if one else 'chunks'} {numbers([chunk.line.index for chunk in chunks])} "
+        f"{'is' if one else 'are'} right in {' and '.join(good) or 'no phase'} and wrong in {' and '.join(bad)}"
     )
-    wrong = [p for line in mixed for p in line.phases if p.state is not State.OK]
     return [
-        Finding(
-            code=CODE,
-            title=title,
+        EXPLANATION.finding(
+            title,
             rank=RANK,
-            confidence=min(line.confidence for line in mixed),
-            evidence=[_sentence(line) for line in mixed],
+            confidence=min(chunk.line.confidence for chunk in chunks),
+            evidence=[_sentence(chunk) for chunk in chunks],
             mend=Mend(
                 steps=[
                     "The ids hold for every phase, so they are not the cause. Look at what only "
                     f"{' and '.join(bad)} passes through; begin with --disable-cuda-graph and compare again."
                 ]
             ),
-            chunks=[line.index for line in mixed],
-            agree=max(p.rows for p in wrong),
-            rows=max(line.compared for line in mixed),
+            chunks=[chunk.line.index for chunk in chunks],
+            agree=max(p.rows for chunk in chunks for p in chunk.line.phases if p.phase in bad),
+            rows=max(chunk.line.compared for chunk in chunks),
             tally="rows differ",
         )
     ]
 
 
-def _mixed(line: ChunkLine) -> bool:
-    judged = [p.state for p in line.phases if p.state is not State.NO_ROWS]
-    spoilt = [state for state in judged if state not in (State.OK, State.SOME_ROWS)]
-    return State.OK in judged and bool(spoilt)
+def _by_phase(chunk: ChunkEvidence) -> dict[str, bool]:
+    """Phase -> whether the chunk is right there."""
+    if not chunk.depths:
+        return {p.phase: p.state.value == "ok" for p in chunk.line.phases}
+    return {phase_name(phase): depth == chunk.line.trained for phase, depth in chunk.depths.items()}
 
 
-def _sentence(line: ChunkLine) -> str:
+def _sentence(chunk: ChunkEvidence) -> str:
+    line = chunk.line
+    depths: dict[str, Depth] = {phase_name(phase): depth for phase, depth in chunk.depths.items()}
     parts = []
     for p in line.phases:
-        carries = f" ({depth_name(p.served)})" if p.state is State.WRONG and p.served is not None else ""
+        served = depths.get(p.phase, p.served)
+        carries = f" ({depth_name(served)})" if served not in (None, line.trained) else ""
         parts.append(f"{p.phase} error {figure(p.error)}{carries}")
     return f"chunk {line.index}: {', '.join(parts)}; expected noise {figure(line.noise)}"

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from hsprobe.diagnose.chunkline import label_name
 from hsprobe.diagnose.evidence import ChunkEvidence, Evidence
+from hsprobe.diagnose.explanation import Explanation
 from hsprobe.diagnose.model import Finding, Mend, State
 from hsprobe.diagnose.naming import listed, numbers
 from hsprobe.diagnose.wording import figure
 
-CODE = "UNEXPLAINED"
 RANK = 90
+EXPLANATION = Explanation(
+    code="HS599",
+    name="UNEXPLAINED",
+    summary="states differ in a way that no other class accounts for",
+    symptom="Acceptance is down, by any amount.",
+    cause="Not known. The finding describes the difference instead of guessing at it.",
+    evidence="No depth, form, row or order that was tried explains the rows. Described are: where in depth, rows and "
+    "channels the difference lies, how it grows, and whether it is a constant, a scale, low in rank, or a rotation.",
+    mend="Follow the description. A capture of more sites ('--sites aux,layer,mid') lets hsprobe try more forms.",
+)
 
 
 def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
@@ -25,9 +35,8 @@ def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
 def _finding(evidence: Evidence, state: State, chunks: list[ChunkEvidence]) -> Finding:
     lines = [chunk.line for chunk in chunks]
     measured = state is State.DIFFERENT
-    return Finding(
-        code=CODE,
-        title=_title(state, chunks),
+    return EXPLANATION.finding(
+        _title(state, chunks),
         rank=RANK,
         # A place that was identified is as sure as the identification; that rows differ is measured.
         confidence=min(line.confidence for line in lines) if measured else 1.0,

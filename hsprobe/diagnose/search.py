@@ -1,0 +1,100 @@
+"""Which depth, in which form, of which row: the simplest reading that explains the rows.
+
+Simple before complex: a reading with a row offset is looked for only where none without explains the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hsprobe.compare.direct import Lane
+from hsprobe.compare.stack import Rows
+from hsprobe.diagnose.forms import PLAIN, Fit, Form, Proposals, fits
+from hsprobe.diagnose.stream import Stream, View
+
+OFFSETS = (-1, 1, -2, 2)
+# Rows that must fit: nearly all; fewer with an offset, which has no partner at the edges of a block.
+_SHARE, _SHARE_SHIFTED = 0.9, 0.6
+# Readings whose errors are this much alike are told apart by what is known, not by the error.
+_ALIKE, _FINE = 2.0, 0.5
+_MIN_ROWS = 4
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What some rows of a chunk are.
+
+    Attributes:
+        depth: of the state. form: what was made of it. offset: positions from the row's own.
+        fit: how well that explains the rows.
+        rivals: readings of other classes that explain them as well, in words.
+    """
+
+    depth: int
+    form: Form
+    offset: int
+    fit: Fit
+    rivals: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        return self.form.named(self.depth)
+
+
+def search(
+    query: Lane, rows: Rows, stream: Stream, proposals: Proposals, prefer: Sequence[int]
+) -> Reading | None:
+    """The reading that explains the rows of a lane, None where nothing does.
+
+    Args:
+        rows: of the query's stack, ascending.
+        prefer: depths that are likelier than others, the likeliest first; they decide between equals.
+    """
+    view = View(query.stack, rows)
+    mine = query.of(query.stack.read(rows))
+    for offsets, share in (((0,), _SHARE), (OFFSETS, _SHARE_SHIFTED)):
+        found = [
+            Reading(depth, fit.form, offset, fit)
+            for offset in offsets
+            for depth in stream.depths
+            for fit in _fits_at(mine, view, stream, depth, offset, proposals)
+            if fit.good and fit.share >= share and fit.rows >= min(_MIN_ROWS, len(rows))
+        ]
+        if found:
+            return _simplest(found, prefer)
+    return None
+
+
+def _fits_at(
+    mine_nH: np.ndarray, view: View, stream: Stream, depth: int, offset: int, proposals: Proposals
+) -> list[Fit]:
+    around = view.around(stream, depth, offset)
+    return [] if around is None else list(fits(mine_nH, around, stream.noise(depth), proposals))
+
+
+def _simplest(found: list[Reading], prefer: Sequence[int]) -> Reading:
+    least = min(reading.fit.strain for reading in found)
+    alike = [reading for reading in found if reading.fit.strain <= max(_ALIKE * least, _FINE)]
+    best = min(alike, key=lambda reading: _cost(reading, prefer))
+    rivals = [
+        f"{reading.form.named(reading.depth)} (depth {reading.depth})"
+        for reading in alike
+        if reading.form.code not in ("", best.form.code)
+        and _cost(reading, prefer)[0] == _cost(best, prefer)[0]
+    ]
+    return Reading(best.depth, best.form, best.offset, best.fit, tuple(dict.fromkeys(rivals)))
+
+
+def _cost(reading: Reading, prefer: Sequence[int]) -> tuple[int, int, int, float]:
+    form = reading.form
+    if form == PLAIN:
+        complexity = 0
+    elif form.normed:
+        complexity = 2
+    else:
+        complexity = 1 if form.factor in (-1.0, 1.0) else 3
+    place = prefer.index(reading.depth) if reading.depth in prefer else len(prefer)
+    return complexity, abs(reading.offset), place, reading.fit.strain
