@@ -2,12 +2,12 @@
 
 Run with ``python benchmarks/memory.py [--width H] [--rows N,N,N]``. Every size is compared in a process of
 its own; all sizes run in one go, and what counts are the ratios and the bytes a row in the last column. The
-labels of a row take 41 bytes in each trace (pass, request, position, token, context, status); sorting contexts
-takes a few copies of eight bytes each.
+labels of a row take 41 bytes in each trace (pass, request, position, token, context, status); sorting
+contexts takes a few copies of eight bytes each.
 
-Measured in one run at width 64, with 20,000, 80,000 and 240,000 rows (63, 254 and 762 MiB of values): peaks of
-68, 84 and 132 MiB, about 300 bytes a row; before HDF5's chunk cache was turned off and blocks made smaller,
-150, 227 and 286 MiB.
+Measured in one run at width 64, with 20,000, 80,000 and 240,000 rows (63, 254 and 762 MiB of values): peaks
+of 68, 84 and 132 MiB, about 300 bytes a row; before HDF5's chunk cache was turned off and blocks made
+smaller, 150, 227 and 286 MiB.
 
 The states are random, so every chunk is compared with every depth; TRAIN is a whole model's reference.
 """

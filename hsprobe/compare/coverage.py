@@ -7,18 +7,19 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hsprobe.compare.stack import Rows, Stack
+from hsprobe.compare.absence import (
+    BEYOND,
+    NO_TOKENS,
+    NOT_CAPTURED,
+    TOKENS_DIFFER,
+    TRUNCATED,
+    Absence,
+)
+from hsprobe.compare.stack import COMPARABLE, Rows, Stack
 from hsprobe.trace.reader import Trace
 from hsprobe.trace.schema import RowStatus
 
-NOT_CAPTURED = "request never captured"
-TOKENS_DIFFER = "token ids differ"
-BEYOND = "past the last row of the captured request"
-NOT_COMPUTED = "not computed there (prefix cache) or not recorded"
-OTHER_SITE = "computed there, but not recorded at this site"
-NO_TOKENS = "training rows without token ids"
 _EXAMPLES = 3
 _AROUND = 3
 
@@ -45,10 +46,14 @@ class Coverage:
     """Counted over the training rows with distinct contexts.
 
     Attributes:
+        recorded: all rows of the training tensor; `train_rows`, `repeats` and `left_out_train` add up to it.
+        repeats: training rows with the same tokens up to and including their own as another, compared once.
         reasons: why rows have no partner -> how many.
         left_out_train, left_out_infer: status (rejected, padding...) -> rows never compared for it.
     """
 
+    recorded: int = 0
+    repeats: int = 0
     train_rows: int = 0
     matched: int = 0
     infer_rows: int = 0
@@ -72,6 +77,8 @@ def cover(train_trace: Trace, infer_trace: Trace, train: Stack, infer: Stack) ->
     hit = np.isin(contexts, there, assume_unique=True)
     requests = train.keys.request[rows]
     result = Coverage(
+        recorded=train.rows,
+        repeats=len(train.keys.usable) - len(rows),
         train_rows=len(rows),
         matched=int(np.count_nonzero(hit)),
         infer_rows=len(infer.keys.usable),
@@ -88,25 +95,24 @@ def cover(train_trace: Trace, infer_trace: Trace, train: Stack, infer: Stack) ->
 
 
 def _left_out(stack: Stack) -> dict[str, int]:
+    """Rows that are never compared, by status; `no context` for those whose tokens are not known."""
     counts = np.bincount(stack.keys.status, minlength=len(RowStatus)).tolist()
-    usable = (RowStatus.PLAIN, RowStatus.ACCEPTED)
-    return {
-        status.name.lower(): counts[status] for status in RowStatus if counts[status] and status not in usable
-    }
+    found = {status.name.lower(): counts[status] for status in RowStatus if status not in COMPARABLE}
+    found["no context"] = sum(counts[status] for status in COMPARABLE) - len(stack.keys.usable)
+    return {name: count for name, count in found.items() if count}
 
 
 def _explain(
     result: Coverage, train_trace: Trace, infer_trace: Trace, train: Stack, infer: Stack, missing: Rows
 ) -> None:
-    computed = _contexts_of(infer_trace)
     last = _last_positions(infer, len(infer_trace.requests.ids))
     partners = _Partners(train_trace, infer_trace)
     reasons: Counter[str] = Counter()
     missing = missing[np.argsort(train.keys.request[missing], kind="stable")]
-    was_computed = np.isin(train.keys.context[missing], computed)
+    absence = Absence(infer_trace, infer, train.keys.context[missing])
     requests, first = np.unique(train.keys.request[missing], return_index=True)
-    groups = zip(requests, np.split(missing, first[1:]), np.split(was_computed, first[1:]), strict=True)
-    for request, rows, elsewhere in groups:
+    groups = zip(requests, np.split(missing, first[1:]), np.split(absence.codes, first[1:]), strict=True)
+    for request, rows, codes in groups:
         if request < 0 or request >= len(train_trace.requests.ids):
             reasons[NO_TOKENS] += len(rows)
             continue
@@ -116,23 +122,18 @@ def _explain(
         # The last token of a generation is never fed back, so its row is not missing: it is past the end.
         ended = shares & (position > last[partner]) & (partner >= 0)
         reasons[BEYOND] += int(np.count_nonzero(ended))
-        reasons[OTHER_SITE] += int(np.count_nonzero(shares & ~ended & elsewhere))
-        reasons[NOT_COMPUTED] += int(np.count_nonzero(shares & ~ended & ~elsewhere))
+        inside = shares & ~ended
+        reasons.update(absence.reasons(codes[inside], position[inside], partner))
         outside = int(np.count_nonzero(~shares))
         if partner < 0:
             reasons[NOT_CAPTURED] += outside
         elif whole:
-            reasons[BEYOND] += outside
+            reasons[TRUNCATED] += outside
         elif outside:
             reasons[TOKENS_DIFFER] += outside
             if len(result.drifts) < _EXAMPLES:
                 result.drifts.append(_drift(train_trace, infer_trace, int(request), partner, shared))
     result.reasons = {reason: count for reason, count in reasons.most_common() if count}
-
-
-def _contexts_of(trace: Trace) -> NDArray[np.uint64]:
-    parts = [np.asarray(rank.rows["context"], np.uint64) for rank in trace.ranks]
-    return np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.uint64)
 
 
 def _last_positions(stack: Stack, requests: int) -> Rows:

@@ -20,7 +20,7 @@ Depth = int | Literal["final"] | None
 Rows = NDArray[np.int64]
 
 _ROW_LABELS = ("context", "position", "token", "request", "status")
-_COMPARABLE = (int(RowStatus.PLAIN), int(RowStatus.ACCEPTED))
+COMPARABLE = (int(RowStatus.PLAIN), int(RowStatus.ACCEPTED))
 # Row ids are unique over ranks: the rank in the high bits, the index into its row table in the low ones.
 RANK_SHIFT = 40
 
@@ -46,7 +46,7 @@ class Keys:
     @cached_property
     def usable(self) -> Rows:
         """Indices of rows that stand for a committed token with a known context, ascending."""
-        mask = np.isin(self.status, _COMPARABLE) & (self.context != NO_CONTEXT)
+        mask = np.isin(self.status, COMPARABLE) & (self.context != NO_CONTEXT)
         return np.flatnonzero(mask).astype(np.int64)
 
     @cached_property
