@@ -1,6 +1,7 @@
 """Where a server leaves its spools, and the file that tells it to record. Standard library only."""
 
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -19,8 +20,25 @@ def make_private(directory: Path) -> None:
     Raises:
         PermissionError: somebody else owns it, or others can write to it.
     """
-    for folder in (directory.parent, directory):
-        folder.mkdir(mode=0o700, exist_ok=True, parents=True)
-    status = directory.stat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise PermissionError(f"{directory} is not private to this user")
+    directory.mkdir(mode=0o700, exist_ok=True)
+    status = directory.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise PermissionError(f"{directory} is not a folder private to this user")
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Delete the spools of processes that have ended; their names end in the process id."""
+    for spool in directory.glob("*.spool"):
+        owner = spool.stem.rpartition("-")[2]
+        if owner.isdigit() and not _runs(int(owner)):
+            spool.unlink(missing_ok=True)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

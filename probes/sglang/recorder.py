@@ -11,7 +11,7 @@ import torch
 from hsprobe.probes.sglang.labels import NotRecordable, Pass, read_pass
 from hsprobe.probes.sglang.settings import Settings
 from hsprobe.probes.sglang.spooling import Copy, Spooler
-from hsprobe.trace.place import ARMED, directory_for_port, make_private
+from hsprobe.trace.place import ARMED, directory_for_port, make_private, remove_leftovers
 
 logger = logging.getLogger("hsprobe")
 
@@ -130,7 +130,11 @@ class Recorder:
     def _open(self, runner: Any) -> None:
         from hsprobe.probes.sglang.provenance import coordinates, describe
 
-        directory = self.settings.directory or directory_for_port(int(runner.server_args.port))
+        directory = self.settings.directory
+        if directory is None:
+            directory = directory_for_port(int(runner.server_args.port))
+            make_private(directory.parent)
+            remove_leftovers(directory)
         make_private(directory)
         where = coordinates()
         name = "-".join(f"{axis}{where[axis]}" for axis in ("pp", "dp", "tp"))
