@@ -128,12 +128,13 @@ def _capture(plan: Plan, server: LaunchedServer | AttachedServer, progress: Prog
                 run_id=f"hsprobe-{os.getpid()}",
                 on_answer=on_answer,
             )
+            # The draft may still be at work on what the last answers ended with.
+            folder.wait_until_written(WRITE_SECONDS)
         except KeyboardInterrupt:
             outcome.interrupted = True
         except HsprobeError as error:
             outcome.trouble = _cause(server, error)
-        written = outcome.trouble is not None or folder.wait_until_written(WRITE_SECONDS)
-    if not written:
+    if outcome.trouble is None and not folder.wait_until_written(WRITE_SECONDS):
         outcome.trouble = HsprobeError(
             "The server did not finish writing what it recorded.", "The trace holds what was written in time."
         )

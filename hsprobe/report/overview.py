@@ -177,7 +177,7 @@ def _tensor_table(known: dict[str, Any]) -> RenderableType:
 
 
 def _folded(tensors: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Runs of layers that differ in depth alone become one line."""
+    """Runs of tensors of a site that differ in depth alone become one line."""
     lines: list[dict[str, Any]] = []
     for tensor in tensors:
         last = lines[-1] if lines else None
@@ -187,7 +187,7 @@ def _folded(tensors: list[dict[str, Any]]) -> list[dict[str, Any]]:
         follows = (
             last is not None and isinstance(tensor["depth"], int) and last["last"] == tensor["depth"] - 1
         )
-        if last is not None and tensor["site"] == "layer" and same and follows:
+        if last is not None and tensor["site"] in ("layer", "mid") and same and follows:
             last["last"] = tensor["depth"]
             last["name"] = f"{last['first_name']}..{tensor['depth']:03d}"
             last["span"] = f"{last['depth']} to {tensor['depth']}"

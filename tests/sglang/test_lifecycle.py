@@ -86,7 +86,7 @@ def test_server_that_fails_to_start_shows_the_end_of_its_log(kitchen, tmp_path):
 def test_ctrl_c_leaves_a_readable_trace_and_no_process(kitchen, tmp_path):
     out, marker = tmp_path / "infer.h5", f"ctrl-c-{os.getpid()}"
     capture = start_capture(kitchen, out, kitchen.prompts(), "--max-new-tokens", LONG, marker=marker)
-    wait_for_spool(tmp_path, 2_000_000)
+    wait_for_spool(tmp_path, 6_000_000)
     capture.send_signal(signal.SIGINT)
     _, stderr = capture.communicate(timeout=CAPTURE_SECONDS)
     assert capture.returncode == 130, stderr
@@ -101,7 +101,7 @@ def test_ctrl_c_leaves_a_readable_trace_and_no_process(kitchen, tmp_path):
 def test_killed_server_leaves_a_readable_trace_and_says_what_happened(kitchen, tmp_path):
     out, marker = tmp_path / "infer.h5", f"killed-{os.getpid()}"
     capture = start_capture(kitchen, out, kitchen.prompts(), "--max-new-tokens", LONG, marker=marker)
-    spool = wait_for_spool(tmp_path, 2_000_000)
+    spool = wait_for_spool(tmp_path, 6_000_000)
     os.kill(int(spool.stem.rpartition("-")[2]), signal.SIGKILL)
     stdout, stderr = capture.communicate(timeout=CAPTURE_SECONDS)
     assert capture.returncode == 2, stdout
