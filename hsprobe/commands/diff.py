@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
 
 from hsprobe.commands.arguments import Parser
 
-if TYPE_CHECKING:
-    from hsprobe.diagnose import Report
+FORMATS = ("text", "json", "junit", "github", "markdown")
 
 _DESCRIPTION = """\
 Say for every chunk that the draft is handed which depth of the target it
@@ -28,6 +26,7 @@ _EPILOG = """\
 examples:
   hsprobe diff train.h5 infer.h5
   hsprobe diff train.h5 infer.h5 --format json -o report.json
+  hsprobe diff train.h5 infer.h5 --format github   # in a workflow
   hsprobe diff train.h5 infer.h5 --noise tolerance.json   # see: hsprobe noise
   hsprobe diff infer.h5                 # does the server agree with itself?
   hsprobe diff reference.h5 infer.h5    # from: hsprobe capture --model DIR
@@ -52,7 +51,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "second", metavar="INFER", type=Path, nargs="?", help="trace of what the server computed"
     )
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
+    parser.add_argument("--format", choices=FORMATS, default="text", help="default: text")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write the report to FILE")
     parser.add_argument(
         "--rows",
@@ -72,36 +71,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """0 if the traces match, 1 if not. Raises HsprobeError for trouble."""
-    from hsprobe.report.output import write
-
-    if args.second is None:
-        return _run_alone(args)
     from hsprobe.diagnose import diff
-
-    report = diff(args.first, args.second, rows=args.rows, noise=args.noise)
-    write(args.output, lambda stream: _render(report, args.format, stream))
-    return 0 if report.same else 1
-
-
-def _run_alone(args: argparse.Namespace) -> int:
-    """A capture against itself."""
-    from hsprobe.diagnose.consistency import consistency
-    from hsprobe.report import consistency as view
+    from hsprobe.diagnose.consistency import SelfReport, consistency
+    from hsprobe.diagnose.model import Report
+    from hsprobe.report import formats
     from hsprobe.report.output import write
 
-    report = consistency(args.first, noise=args.noise)
-    shown = view.write_json if args.format == "json" else view.write
-    write(args.output, lambda stream: shown(report, stream))
-    return 0 if report.same else 1
-
-
-def _render(report: Report, form: str, stream: TextIO) -> None:
-    from hsprobe.report import json, terminal
-
-    if form == "json":
-        json.write(report, stream)
+    report: Report | SelfReport
+    if args.second is None:
+        report = consistency(args.first, noise=args.noise)
     else:
-        terminal.write(report, stream)
+        report = diff(args.first, args.second, rows=args.rows, noise=args.noise)
+    write(args.output, lambda stream: formats.write(report, args.format, stream))
+    return 0 if report.same else 1
 
 
 def _positive(text: str) -> int:
