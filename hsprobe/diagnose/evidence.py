@@ -11,6 +11,8 @@ from hsprobe.compare.stack import Stack
 from hsprobe.diagnose.account import Part
 from hsprobe.diagnose.identify import Identity, Label
 from hsprobe.diagnose.model import ChunkLine, Depth, Divergence, LayerLine
+from hsprobe.diagnose.values import Difference
+from hsprobe.diagnose.weights import WeightTest
 
 
 @dataclass
@@ -59,11 +61,13 @@ class Leftover:
 
     Attributes:
         served: the served chunk, or where that is right the server's stream at its depth. trained: the dump's.
+        handed: whether it is the served chunk that differs, from the server's own stream as well.
     """
 
     served: Lane
     trained: Lane
     depth: int
+    handed: bool = False
 
 
 @dataclass
@@ -102,6 +106,8 @@ class Evidence:
         has_depths: whether either side holds tensors of the stream itself.
         trained_depths: depth of every training chunk, in the dump's order.
         all_served: depth of every served chunk as found, also of those that have no training chunk.
+        differences: values that differ though depth, form and rows are right; `weights`: what the served MLP says
+            about the weights, where there are any and that can be told.
         claimed_depths: depth of every served chunk by the server's own account.
         handed: draft.input against aux, one a chunk; empty where the capture lacks either.
         divergence: where the stream first differs by more than noise; None where it does not.
@@ -125,6 +131,8 @@ class Evidence:
     handed_widths: tuple[int, int] | None
     coverage: Coverage
     all_served: list[Depth] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+    weights: WeightTest | None = None
     divergence: Divergence | None = None
     notes: list[str] = field(default_factory=list)
 

@@ -18,7 +18,7 @@ from hsprobe.diagnose.evidence import ChunkEvidence, Evidence, Serving
 from hsprobe.diagnose.growth import Measured, first_divergence, measure
 from hsprobe.diagnose.identify import STUCK, TWIN, Candidate, Identity, Label, Matrix, identify, matrix
 from hsprobe.diagnose.model import Depth, State
-from hsprobe.diagnose.prepare import settler
+from hsprobe.diagnose.prepare import served_weights, settler
 from hsprobe.diagnose.settle import TrainedChunk
 from hsprobe.diagnose.sides import (
     Side,
@@ -27,6 +27,7 @@ from hsprobe.diagnose.sides import (
     dtypes_between,
     served_depths,
 )
+from hsprobe.diagnose.values import Difference, difference
 from hsprobe.errors import HsprobeError
 
 # The same token gives the same embedding, bit for bit; this only allows for the arithmetic of the error.
@@ -80,6 +81,8 @@ class Gatherer:
         chunks = self._chunks(served_lanes, chosen) if served else []
         handed, widths = self._handed()
         stream = self._stream(chosen, served is None)
+        differences = [d for chunk in chunks if (d := self._difference(chunk)) is not None]
+        streams_differ = any(not found.line.ok for found in stream)
         return Evidence(
             serving=self.serving,
             hidden=self.infer.hidden,
@@ -99,6 +102,8 @@ class Gatherer:
             handed_widths=widths,
             coverage=coverage,
             all_served=self.all_served if served else [],
+            differences=differences,
+            weights=served_weights(self.train, self.infer) if differences or streams_differ else None,
             notes=self.notes,
         )
 
@@ -217,6 +222,14 @@ class Gatherer:
             else how.settle(chunk, lanes[k], plain[k], claimed[k])
             for k, chunk in enumerate(chunks)
         ]
+
+    def _difference(self, chunk: ChunkEvidence) -> Difference | None:
+        left = chunk.leftover
+        if left is None:
+            return None
+        depth = left.depth if left.depth >= 0 else None
+        noise = Level.widest(self._levels(depth, left.served.stack, left.trained.stack).values()).expected
+        return difference(chunk.line.index, left.depth, left.handed, left.served, left.trained, noise)
 
     def _directs(self, lanes: list[Lane], chosen: list[Trained]) -> list[Direct]:
         directs = [Direct() for _ in lanes]

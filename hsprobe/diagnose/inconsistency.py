@@ -6,16 +6,12 @@ from collections.abc import Sequence
 
 from hsprobe.compare.noise import MEDIAN_ALLOWANCE
 from hsprobe.diagnose.consistency import ACCOUNT, HANDOVER, Comparison, SiteLine
+from hsprobe.diagnose.explanation import Explanation
+from hsprobe.diagnose.faults import draft_input, inconsistent, layer_set, one_phase, unexplained
 from hsprobe.diagnose.model import Finding, Mend
 from hsprobe.diagnose.naming import depth_name, plural
 from hsprobe.diagnose.wording import figure
 
-# Classes of their own, but for a phase that differs: a fault class that `diff` can name too.
-_PHASE = ("HS304", "GRAPH")
-_PASS = ("HS506", "UNREPEATABLE")
-_HANDOVER = ("HS601", "DRAFT_INPUT")
-_ACCOUNT = ("HS102", "LAYER_SET")
-_SOME_ROWS = ("HS599", "UNEXPLAINED")
 _MOST_SITES = 4
 
 
@@ -29,11 +25,8 @@ def findings(comparisons: Sequence[Comparison]) -> list[Finding]:
 def _finding(found: Comparison, rank: int) -> Finding:
     bad = found.bad
     worst = max(bad, key=lambda site: site.line.over)
-    code, name = _class(found)
-    return Finding(
-        code=code,
-        name=name,
-        title=_title(found),
+    return _class(found).finding(
+        _title(found),
         rank=rank,
         # That rows which should be equal differ is measured, not inferred.
         confidence=1.0,
@@ -45,14 +38,21 @@ def _finding(found: Comparison, rank: int) -> Finding:
     )
 
 
-def _class(found: Comparison) -> tuple[str, str]:
+def _class(found: Comparison) -> Explanation:
     if found.kind == HANDOVER:
-        return _HANDOVER
+        return draft_input.EXPLANATION
     if found.kind == ACCOUNT:
         # Where most rows are the depth that the server says, the ids are not what is wrong.
         median = max(site.line.error / site.line.noise for site in found.bad)
-        return _ACCOUNT if median > MEDIAN_ALLOWANCE else _SOME_ROWS
-    return _PASS if found.left == found.right else _PHASE
+        return (layer_set if median > MEDIAN_ALLOWANCE else unexplained).EXPLANATION
+    return (one_phase if _only_aux(found) else inconsistent).EXPLANATION
+
+
+def _only_aux(found: Comparison) -> bool:
+    """Whether a phase hands over something else, though it computes the same stream as another."""
+    streamed = [site for site in found.sites if site.site.startswith("layer/")]
+    handed = [site for site in found.bad if site.site.startswith("aux")]
+    return found.left != found.right and bool(streamed and handed) and all(s.line.ok for s in streamed)
 
 
 def _title(found: Comparison) -> str:

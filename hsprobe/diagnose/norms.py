@@ -5,19 +5,17 @@ Shapes: H channels.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from hsprobe.compare.statistics import Floats
+from hsprobe.diagnose.weights import tensors
 
 FINAL, LAYER = "final", "layer"
 # A gain is recognised when it is this near, or within this many times the noise of the states.
 _NEAR, _NOISES = 0.02, 3.0
-_MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -103,37 +101,7 @@ def _natural(names: list[str], depth: int, term: str) -> str:
 
 def stored_gains(folder: object, width: int) -> dict[str, Floats]:
     """The norm weights of width H in a model folder; empty where it cannot be read."""
-    if not isinstance(folder, str) or not Path(folder).is_dir():
-        return {}
-    found: dict[str, Floats] = {}
-    try:
-        for path in sorted(Path(folder).glob("*.safetensors")):
-            found.update(_gains_in(path, width))
-    except (OSError, ValueError, KeyError, TypeError):
-        # Weights are a help, never a need: what was read so far is what there is.
-        return found
-    return found
-
-
-def _gains_in(path: Path, width: int) -> Iterator[tuple[str, Floats]]:
-    """Read the few vectors wanted by hand: safetensors' numpy reader knows no bfloat16."""
-    import ml_dtypes
-
-    kinds = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
-    with path.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if length > path.stat().st_size:
-            return
-        header = json.loads(stream.read(length))
-        for name, entry in header.items():
-            if "norm" not in name or not isinstance(entry, dict) or entry.get("shape") != [width]:
-                continue
-            kind = kinds.get(entry["dtype"])
-            start, stop = entry["data_offsets"]
-            if kind is None or stop - start != width * kind.itemsize or stop - start > _MOST_BYTES:
-                continue
-            stream.seek(8 + length + start)
-            yield name, np.frombuffer(stream.read(stop - start), kind).astype(np.float32)
+    return tensors(folder, lambda name, shape: "norm" in name and shape == [width])
 
 
 def is_final(name: str) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 from hsprobe.compare.align import spread
 from hsprobe.compare.direct import Lane
 from hsprobe.compare.noise import Level
-from hsprobe.compare.statistics import Floats
+from hsprobe.compare.statistics import Floats, finite_rows
 from hsprobe.diagnose.account import Accountant
 from hsprobe.diagnose.forms import gain, rms_normed
 from hsprobe.diagnose.norms import Norms, is_final, stored_gains
@@ -17,8 +17,11 @@ from hsprobe.diagnose.registry import norm_codes, proposals
 from hsprobe.diagnose.settle import LevelsOf, Settler, TrainedChunk, same_process_noise
 from hsprobe.diagnose.sides import Side
 from hsprobe.diagnose.stream import Stream, View
+from hsprobe.diagnose.weights import WeightTest, mlp_test
 
 _ROWS = 512
+# The first layers are often dense where the others are mixtures of experts.
+_LAYERS_TRIED, _ROWS_OF_WEIGHTS = 4, 64
 _CAPTURED = "the final norm of the capture"
 
 
@@ -59,9 +62,7 @@ def _states(side: Side) -> dict[int, Lane]:
 def _norms(train: Side, infer: Side, top: int | None) -> Norms:
     gains: dict[str, Floats] = {}
     for side in (infer, train):
-        model = side.trace.provenance.get("model")
-        folder = model.get("path") if isinstance(model, dict) else None
-        gains = gains or stored_gains(folder, side.hidden)
+        gains = gains or stored_gains(_folder(side), side.hidden)
     final = {name for name in gains if is_final(name)}
     for side in (infer, train):
         measured = _measured(side, top)
@@ -82,3 +83,31 @@ def _measured(side: Side, top: int | None) -> Floats | None:
     if not np.isfinite(before[:, 0]).any():
         return None
     return gain(after.of(after.stack.read(rows)), rms_normed(before))
+
+
+def served_weights(train: Side, infer: Side) -> WeightTest | None:
+    """Whether the server's MLPs compute with the weights that the training side names; None if untold.
+
+    The first layer with a plain MLP is tried, from the server's stream before and after it.
+    """
+    states, mids = _states(infer), infer.mids
+    folders = [_folder(train), _folder(infer)]
+    for layer in sorted(mids)[:_LAYERS_TRIED]:
+        if layer + 1 not in states:
+            continue
+        middle = mids[layer]
+        rows = spread(middle.stack.keys.usable, middle.stack.keys, _ROWS_OF_WEIGHTS)
+        before = middle.of(middle.stack.read(rows))
+        after = View(middle.stack, rows).read(states[layer + 1])
+        whole = finite_rows(before) & finite_rows(after)
+        noise = same_process_noise(middle.stack)(layer)
+        for folder in folders:
+            found = mlp_test(folder, layer, before[whole], after[whole], noise)
+            if found is not None:
+                return found
+    return None
+
+
+def _folder(side: Side) -> object:
+    model = side.trace.provenance.get("model")
+    return model.get("path") if isinstance(model, dict) else None

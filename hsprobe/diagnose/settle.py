@@ -107,10 +107,12 @@ class Settler:
 
     def _trained_parts(self, trained: TrainedChunk, mine: int) -> tuple[list[Part], Leftover | None]:
         """What the dump's rows are that the server's stream does not bear out at the dump's depth."""
-        if trained.lane is None or trained.source == "asked for" or not self.own.states:
+        if trained.lane is None or not self.own.states:
             return [], None
         stream = Stream(self.own.states, self.own.mids, lambda d: self._cross(d, trained.lane))
         there = mine in stream.states and trained.depth != "final"
+        if not there and trained.source == "asked for":
+            return [], None
         if not there:
             rows = _finite(trained.lane, trained.lane.stack.keys.usable)
             parts = self.accountant([stream]).explain(trained.lane, rows, [mine])
@@ -163,10 +165,10 @@ class Settler:
         kept = [part for part in served if not _as_it_is(part, base) or not part.explained]
         kept = [part for part in kept if part.explained]
         left = cross
-        if (fallen and left is None and trained.lane is not None) or (
-            not self.own.states and trained.lane is not None and not kept and not served
-        ):
-            left = Leftover(lane, trained.lane, mended)
+        # Without the server's stream, only a chunk that is clearly of the right depth can differ in its values.
+        certain = bool(self.own.states) or chunk.line.state in (State.DIFFERENT, State.SOME_ROWS)
+        if trained.lane is not None and certain and (fallen or not (self.own.states or served)):
+            left = Leftover(lane, trained.lane, mended, handed=bool(self.own.states))
         line = self._line(chunk.line, depths, mended, mine, kept, theirs, bool(fallen), left is not None)
         return replace(
             chunk, line=line, served=kept, trained=theirs, depths=depths, leftover=left, fallen=bool(fallen)

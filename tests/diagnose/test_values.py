@@ -116,10 +116,11 @@ class TestOtherValues:
 
         infer = write_infer(tmp_path / "i.h5", DEPTHS, spoil=coarse, sites=["aux"])
         report = diff(train, infer)
-        assert _codes(report) == ["HS599"]
-        assert report.findings[0].title.startswith("aux chunks 0, 1 and 2 are depths 3, 6, 8 as trained, but")
+        assert _codes(report) == ["HS501"]
+        title = "aux chunks 0, 1 and 2 are depths 3, 6, 8 as trained, in a coarser precision"
+        assert report.findings[0].title == title
         assert [line.state for line in report.chunks] == [State.DIFFERENT] * 3
-        assert "precision" in report.findings[0].mend.steps[0]
+        assert "changed by as little would look the same (HS503)" in report.findings[0].evidence[-1]
 
     def test_rows_of_one_request_are_found_among_many(self, tmp_path: Path, train: Path) -> None:
         marked = len(prompts()[2]) // 2

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from hsprobe.diagnose.evidence import Evidence
 from hsprobe.diagnose.explanation import Explanation
-from hsprobe.diagnose.model import Finding, LayerLine, Mend
+from hsprobe.diagnose.model import Divergence, Finding, LayerLine, Mend
 from hsprobe.diagnose.naming import depth_name
+from hsprobe.diagnose.valuation import DIVERGENCE, broken, kind
 from hsprobe.diagnose.wording import figure
 
 RANK = 50
@@ -23,9 +24,8 @@ EXPLANATION = Explanation(
 
 def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
     """One finding at the first depth at which the same tokens give other states."""
-    lines = evidence.layers
-    bad = [line for line in lines if not line.ok and line.rows > line.nonfinite]
-    if not bad:
+    lines, bad = evidence.layers, broken(evidence)
+    if not bad or kind(evidence) != DIVERGENCE:
         return []
     first, worst = bad[0], max(bad, key=lambda line: line.error)
     before = [line for line in lines[: lines.index(first)] if line.ok]
@@ -33,9 +33,7 @@ def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
     agree = f"agree up to {depth_name(before[-1].depth)} and differ" if before else "differ"
     on = len(after) > 1 and not any(line.ok for line in after)
     where = f"from {depth_name(first.depth)} on" if on else f"at {depth_name(first.depth)}"
-    proof = [
-        f"error {figure(first.error)} at {depth_name(first.depth)}, expected {figure(first.noise)} or less"
-    ]
+    proof = _first_row(evidence.divergence, first)
     if worst is not first:
         proof.append(f"error {figure(worst.error)} at {depth_name(worst.depth)}, the largest")
     proof += _phases(first)
@@ -46,10 +44,24 @@ def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
             confidence=1.0,
             evidence=proof,
             mend=Mend(steps=[_step(first)]),
+            chunks=[one.chunk for one in evidence.differences],
             agree=first.over,
             rows=first.rows,
             tally="rows differ",
         )
+    ]
+
+
+def _first_row(found: Divergence | None, first: LayerLine) -> list[str]:
+    """The earliest row that differs, at the first depth where one does."""
+    if found is None or found.depth != first.depth:
+        return [
+            f"error {figure(first.error)} at {depth_name(first.depth)}, expected {figure(first.noise)} or less"
+        ]
+    request = "an unknown request" if found.request is None else f"request {found.request}"
+    return [
+        f"first row: {request}, position {found.position}, token {found.token} ({found.phase}); error "
+        f"{figure(found.error)} at {depth_name(found.depth)}, expected {figure(found.noise)} or less"
     ]
 
 

@@ -25,9 +25,13 @@ EXPLANATION = Explanation(
 def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
     """One finding for all remaining chunks that differ in the same way."""
     groups: dict[State, list[ChunkEvidence]] = {}
+    if evidence.trained_chunks != evidence.served_chunks:
+        return []
     for chunk in evidence.chunks:
         state = chunk.line.state
-        if chunk.line.index not in explained and state not in (State.OK, State.NO_ROWS):
+        # A chunk may have a fault that is named, and rows beside that nothing accounts for.
+        left = chunk.fallen if chunk.served else chunk.line.index not in explained
+        if left and state not in (State.OK, State.NO_ROWS):
             groups.setdefault(state, []).append(chunk)
     return [_finding(evidence, state, chunks) for state, chunks in groups.items()]
 
