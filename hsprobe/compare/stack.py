@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,7 +144,7 @@ def stacks_of(trace: Trace, side: str) -> dict[str, Stack]:
 
 
 def _keys(found: list[tuple[int, Rank, Tensor]]) -> Keys:
-    parts: dict[str, list[NDArray[np.generic]]] = {}
+    parts: dict[str, list[NDArray[Any]]] = {}
     for number, rank, tensor in found:
         index = np.asarray(tensor.row_index, np.int64)
         columns = {name: _take(rank.rows[name], index) for name in _ROW_LABELS}
@@ -159,7 +159,7 @@ def _keys(found: list[tuple[int, Rank, Tensor]]) -> Keys:
     )
 
 
-def _take(column: NDArray[np.generic], index: Rows) -> NDArray[np.generic]:
+def _take(column: NDArray[Any], index: Rows) -> NDArray[Any]:
     """Entries of a column; consecutive ones without a copy, since labels are what memory grows with."""
     if len(index) and int(index[-1]) - int(index[0]) + 1 == len(index) and bool((np.diff(index) == 1).all()):
         return column[int(index[0]) : int(index[-1]) + 1]

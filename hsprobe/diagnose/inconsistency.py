@@ -44,8 +44,8 @@ def _class(found: Comparison) -> Explanation:
     if found.kind == ACCOUNT:
         # Where most rows are the depth that the server says, the ids are not what is wrong.
         median = max(site.line.error / site.line.noise for site in found.bad)
-        return (layer_set if median > MEDIAN_ALLOWANCE else unexplained).EXPLANATION
-    return (one_phase if _only_aux(found) else inconsistent).EXPLANATION
+        return layer_set.EXPLANATION if median > MEDIAN_ALLOWANCE else unexplained.EXPLANATION
+    return one_phase.EXPLANATION if _only_aux(found) else inconsistent.EXPLANATION
 
 
 def _only_aux(found: Comparison) -> bool:

@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hsprobe.compare.direct import Lane
-from hsprobe.compare.noise import ROW_ALLOWANCE, Level, expected_error
+from hsprobe.compare.noise import ROW_ALLOWANCE, STRAY_SHARE, Level, expected_error
 from hsprobe.compare.stack import Rows, Stack
 from hsprobe.diagnose.account import Accountant, Part, differing, errors_of
 from hsprobe.diagnose.evidence import ChunkEvidence, Leftover
-from hsprobe.diagnose.judge import STRAY_SHARE
 from hsprobe.diagnose.model import ChunkLine, Depth, State
 from hsprobe.diagnose.stream import Stream
 

@@ -108,10 +108,11 @@ def _largest(line: ChunkLine | LayerLine) -> float:
 
 def _compared(report: Report) -> str:
     figures = report.coverage
+    repeats = f"({figures.repeats:,} repeat others)" if figures.repeats else "compared"
     source = report.chunks or report.layers
     phases = list(dict.fromkeys(p.phase for line in source for p in line.phases))
     return (
-        f"{figures.matched:,}/{figures.train_rows:,} training rows compared, "
+        f"{figures.matched:,}/{figures.train_rows:,} training rows {repeats}, "
         f"{figures.matched_requests}/{figures.train_requests} requests ({', '.join(phases)})"
     )
 

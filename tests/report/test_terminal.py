@@ -66,8 +66,8 @@ def test_rows_without_a_partner_are_explained(bad: Report, monkeypatch: pytest.M
     text = " ".join(_printed(bad, monkeypatch, COLUMNS="80").split())
     differ = len(prompts()[1]) - 20
     assert f"{162 - differ - 4}/162 training rows compared (4/4 requests)" in text
-    assert f"token ids differ {differ}" in text
-    assert "past the last row of the captured request 4" in text
+    assert f"{differ} token ids differ" in text
+    assert "4 past the end of the captured request, which is shorter" in text
     assert "request t1: token ids differ from position 20 on" in text
 
 

@@ -55,9 +55,8 @@ def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
 def _first_row(found: Divergence | None, first: LayerLine) -> list[str]:
     """The earliest row that differs, at the first depth where one does."""
     if found is None or found.depth != first.depth:
-        return [
-            f"error {figure(first.error)} at {depth_name(first.depth)}, expected {figure(first.noise)} or less"
-        ]
+        error = f"error {figure(first.error)} at {depth_name(first.depth)}"
+        return [f"{error}, expected {figure(first.noise)} or less"]
     request = "an unknown request" if found.request is None else f"request {found.request}"
     return [
         f"first row: {request}, position {found.position}, token {found.token} ({found.phase}); error "
