@@ -84,8 +84,8 @@ def _axis(groups: Sequence[Sequence[LayerLine]], step: int) -> str:
 
 def _legend(plain: bool, per: int) -> str:
     passes, bars = (".", _DIGITS) if plain else (_PASSES, _BARS)
-    several = f"; a column is {per} depths" if per > 1 else ""
-    return f"{passes} within noise; {bars} over it, up to 3, 10, 30, 100... times{several}"
+    several = f"; {per} depths a column" if per > 1 else ""
+    return f"{passes} within noise; {bars} over it, up to 3, 10, 30... times{several}"
 
 
 def _sentence(found: Divergence) -> str:

@@ -1,8 +1,14 @@
 """Row errors and their summaries. Shapes: n rows, H channels."""
 
+import random
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
+from hsprobe.compare.direct import Direct
 from hsprobe.compare.statistics import ErrorStats, channel_scale, row_errors
 
 N, H = 400, 64
@@ -123,3 +129,85 @@ def test_no_rows_have_no_median() -> None:
     stats.add(np.array([np.nan], np.float32), 1.0)
     assert np.isnan(stats.median)
     assert stats.finite == 0
+
+
+_SPLITS = st.lists(st.integers(0, 200), max_size=6)
+_ERRORS = hnp.arrays(
+    np.float32,
+    st.integers(0, 200),
+    elements=st.one_of(st.floats(0, 2, width=32), st.sampled_from([0.0, 0.25, np.nan])),
+)
+
+
+def _added(errors: np.ndarray, at: np.ndarray) -> ErrorStats:
+    stats = ErrorStats()
+    stats.add(errors, 0.25, at)
+    return stats
+
+
+@given(errors=_ERRORS, cuts=_SPLITS, order=st.randoms(use_true_random=False))
+def test_any_split_merged_in_any_order_and_grouping_is_the_whole(
+    errors: np.ndarray, cuts: list[int], order: random.Random
+) -> None:
+    at = np.arange(len(errors)) * 3
+    whole = _added(errors, at)
+    rows = list(range(len(errors)))
+    order.shuffle(rows)
+    shuffled = np.array(rows, np.int64)
+    parts = [_added(errors[part], at[part]) for part in np.split(shuffled, sorted(cuts))]
+    while len(parts) > 1:
+        order.shuffle(parts)
+        parts.append(parts.pop().merge(parts.pop()))
+    (merged,) = parts
+    finite = errors[np.isfinite(errors)]
+    assert (merged.rows, merged.nonfinite) == (len(errors), len(errors) - len(finite))
+    assert merged.over_limit == np.count_nonzero(finite > np.float32(0.25))
+    assert merged.histogram.sum() == len(finite)
+    for name in ("rows", "nonfinite", "over_limit", "largest", "largest_at", "first_over", "first_above"):
+        assert getattr(merged, name) == getattr(whole, name), name
+    assert (merged.histogram == whole.histogram).all()
+
+
+@given(errors=_ERRORS)
+def test_the_first_rows_over_are_the_lowest(errors: np.ndarray) -> None:
+    stats = _added(errors, np.arange(len(errors)))
+    over = np.flatnonzero(errors > np.float32(0.25))
+    assert stats.first_over == (over[0] if len(over) else -1)
+    assert stats.first_above <= stats.first_over or stats.first_over == -1
+
+
+@given(
+    rows=hnp.arrays(np.float32, (12, 8), elements=st.floats(-4, 4, width=32)),
+    factor=st.sampled_from([1e-3, 1.0, 1e3]),
+    sink=st.integers(0, 11),
+    channel=st.integers(0, 7),
+)
+def test_a_sink_row_or_a_loud_channel_changes_no_other_rows_verdict(
+    rows: np.ndarray, factor: float, sink: int, channel: int
+) -> None:
+    a = rows + np.float32(8)
+    b = a * np.float32(1 + 1e-3)
+    before = _error(a, b)
+    for spoil in (np.s_[sink, :], np.s_[:, channel]):
+        loud_a, loud_b = a.copy(), b.copy()
+        loud_a[spoil] *= np.float32(factor)
+        loud_b[spoil] *= np.float32(factor)
+        after = _error(loud_a, loud_b)
+        others = np.arange(12) != sink
+        assert after[others] == pytest.approx(before[others], rel=0.2)
+
+
+def test_summaries_of_phases_merge_phase_by_phase() -> None:
+    first, second = (
+        Direct({0: _added(np.abs(_rows()[0]), np.arange(H))}, 1, 0, 7),
+        Direct(
+            {0: _added(np.abs(_rows(1)[0]), np.arange(H)), 2: _added(np.abs(_rows(2)[0]), np.arange(H))},
+            0,
+            2,
+            3,
+        ),
+    )
+    merged = first.merge(second)
+    assert {phase: stats.rows for phase, stats in merged.by_phase.items()} == {0: 2 * H, 2: H}
+    assert (merged.left_nonfinite, merged.right_nonfinite, merged.first_nonfinite) == (1, 2, 3)
+    assert merged.total.rows == first.total.rows + second.total.rows
