@@ -38,8 +38,9 @@ def diff(
         if tolerance is not None:
             tolerance.check_model(infer_side.architecture, infer_side.num_layers, infer_side.hidden)
         evidence = Gatherer(train_side, infer_side, rows, tolerance).run()
-        _check_something_compared(evidence, train_side, infer_side)
         found = findings(evidence)
+        if not found:
+            _check_something_compared(evidence, train_side, infer_side)
         served = evidence.served.name if evidence.served else "layer"
         trained = evidence.trained.name if evidence.trained else "layer"
         return Report(

@@ -11,6 +11,7 @@ from hsprobe.compare.stack import Stack
 from hsprobe.diagnose.account import Part
 from hsprobe.diagnose.identify import Identity, Label
 from hsprobe.diagnose.model import ChunkLine, Depth, Divergence, LayerLine
+from hsprobe.diagnose.tokens import Tokens
 from hsprobe.diagnose.values import Difference
 from hsprobe.diagnose.weights import WeightTest
 
@@ -133,6 +134,7 @@ class Evidence:
     all_served: list[Depth] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     weights: WeightTest | None = None
+    tokens: Tokens | None = None
     divergence: Divergence | None = None
     notes: list[str] = field(default_factory=list)
 

@@ -27,6 +27,7 @@ from hsprobe.diagnose.sides import (
     dtypes_between,
     served_depths,
 )
+from hsprobe.diagnose.tokens import Tokens, compare_prompts, shifted_ids
 from hsprobe.diagnose.values import Difference, difference
 from hsprobe.errors import HsprobeError
 
@@ -75,7 +76,11 @@ class Gatherer:
         self.noise = Noise(self.num_layers or 32, self.tolerance)
         served, trained = self.infer.chunked(), self.train.chunked()
         anchor_train, anchor_infer = self._anchors(trained, served)
-        coverage = self._coverage(anchor_train, anchor_infer)
+        coverage = cover(self.train.trace, self.infer.trace, anchor_train, anchor_infer)
+        tokens = self._tokens(anchor_train, anchor_infer)
+        if not coverage.matched:
+            self._refuse_without_rows(coverage, tokens)
+            return self._of_tokens(coverage, tokens)
         served_lanes = chunk_lanes(served, self.infer.hidden)
         chosen = self._trained(trained, served, served_lanes)
         chunks = self._chunks(served_lanes, chosen) if served else []
@@ -103,6 +108,7 @@ class Gatherer:
             coverage=coverage,
             all_served=self.all_served if served else [],
             differences=differences,
+            tokens=tokens,
             weights=served_weights(self.train, self.infer) if differences or streams_differ else None,
             notes=self.notes,
         )
@@ -122,18 +128,49 @@ class Gatherer:
         assert anchor_infer is not None
         return anchor_train, anchor_infer
 
-    def _coverage(self, train: Stack, infer: Stack) -> Coverage:
-        coverage = cover(self.train.trace, self.infer.trace, train, infer)
-        if not coverage.matched:
-            drift = coverage.drifts[0] if coverage.drifts else None
-            why = next(iter(coverage.reasons), "no token prefix is the same")
-            where = f" from position {drift.position} on" if drift and "differ" in why else ""
-            raise HsprobeError(
-                f"None of the {coverage.train_rows:,} training rows has a partner in "
-                f"{self.infer.trace.path}: {why}{where}.",
-                f"Capture with '--prompts {self.train.trace.path}', so that both see the same token ids.",
-            )
-        return coverage
+    def _tokens(self, train: Stack, infer: Stack) -> Tokens:
+        """How the prompts of both sides compare."""
+        found = compare_prompts(self.train.trace, self.infer.trace)
+        lane = chunk_lanes(train, self.train.hidden)[0]
+        # The depth declared, else chunk against chunk: which one does not matter, since only rows are in question.
+        served = self.infer.layers.get(lane.depth) or chunk_lanes(infer, self.infer.hidden)[0]
+        noise = Level.widest(self._levels(lane.depth, served.stack, train).values()).expected
+        found.shifted = shifted_ids(found, lane, served, noise)
+        return found
+
+    def _refuse_without_rows(self, coverage: Coverage, tokens: Tokens) -> None:
+        if tokens.many:
+            return
+        drift = coverage.drifts[0] if coverage.drifts else None
+        why = next(iter(coverage.reasons), "no token prefix is the same")
+        where = f" from position {drift.position} on" if drift and "differ" in why else ""
+        raise HsprobeError(
+            f"None of the {coverage.train_rows:,} training rows has a partner in "
+            f"{self.infer.trace.path}: {why}{where}.",
+            f"Capture with '--prompts {self.train.trace.path}', so that both see the same token ids.",
+        )
+
+    def _of_tokens(self, coverage: Coverage, tokens: Tokens) -> Evidence:
+        """What can be said where no row has a partner: how the token ids differ."""
+        return Evidence(
+            serving=self.serving,
+            hidden=self.infer.hidden,
+            num_layers=self.num_layers,
+            served=None,
+            trained=None,
+            has_depths=bool(depth_candidates(self.infer, self.train)),
+            trained_chunks=0,
+            served_chunks=0,
+            trained_depths=[],
+            claimed_depths=[],
+            chunks=[],
+            layers=[],
+            handed=[],
+            handed_noise=0.0,
+            handed_widths=None,
+            coverage=coverage,
+            tokens=tokens,
+        )
 
     # Which depth is each training chunk?
 
@@ -148,7 +185,8 @@ class Gatherer:
             pairs.append(pair(trained, served))
         rows = spread(_union([p.left for p in pairs]), trained.keys, self.rows)
         candidates = depth_candidates(self.infer, self.train)
-        found = self._identities(matrix(lanes, [*candidates, TWIN, STUCK], rows), lanes, {})
+        table = matrix(lanes, [*candidates, TWIN, STUCK], rows)
+        found = self._identities(table, lanes, {}, [None] * len(lanes))
         result: list[Trained] = []
         for lane, (whole, _) in zip(lanes, found, strict=True):
             depth = label_depth(whole.best) if whole.clear else None
@@ -184,10 +222,12 @@ class Gatherer:
         }
         rows = spread(_union([pair(stack, s).left for s in there.values()]), stack.keys, self.rows)
         table = matrix(lanes, candidates, rows)
-        found = self._identities(table, lanes, names)
+        theirs = [t.lane.stack if t.lane is not None else None for t in chosen]
+        partners = [theirs[k] if k < len(theirs) else None for k in range(len(lanes))]
+        found = self._identities(table, lanes, names, partners)
         if self.serving.producer == "sglang" and _put_in_order(chosen, [whole for whole, _ in found]):
             names = {j: t.label(j) for j, t in enumerate(chosen)}
-            found = self._identities(table, lanes, names)
+            found = self._identities(table, lanes, names, partners)
         declared = served_depths(self.serving, stack, len(lanes))
         chunks = []
         for k, (whole, by_phase) in enumerate(found[:count]):
@@ -254,9 +294,9 @@ class Gatherer:
         return self.noise.levels(depth, dtypes, np.unique(served.keys.phase).tolist())
 
     def _identities(
-        self, table: Matrix, lanes: list[Lane], names: dict[int, Label]
+        self, table: Matrix, lanes: list[Lane], names: dict[int, Label], partners: list[Stack | None]
     ) -> list[tuple[Identity, dict[int, Identity]]]:
-        """For each lane, over all rows and by phase."""
+        """For each lane, over all rows and by phase. `partners`: the stacks they will be compared with."""
         labels = table.labels(names)
         result = []
         for q, lane in enumerate(lanes):
@@ -264,7 +304,7 @@ class Gatherer:
             first = identify(errors, labels, Level(0.0))
             depth = label_depth(first.best)
             present = np.unique(table.phases).tolist()
-            levels = self._levels(depth, lane.stack)
+            levels = self._levels(depth, lane.stack, partners[q])
             here = [levels[phase] for phase in present] or list(levels.values())
             whole = identify(errors, labels, Level.widest(here))
             phases = {

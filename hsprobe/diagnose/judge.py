@@ -12,6 +12,9 @@ from hsprobe.compare.statistics import ErrorStats
 from hsprobe.diagnose.identify import Identity, Label
 from hsprobe.diagnose.model import PhaseLine, State
 
+# A routing tie in a mixture of experts turns a token and those after it; in a short capture that is this many.
+_FEW_STRAYS, _FEW_SHARE = 2.0, 0.025
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -50,7 +53,7 @@ def judge_rows(stats: ErrorStats, identity: Identity, wanted: Label) -> State:
         named = identity.clear and identity.best == wanted
         return State.OK if named and identity.fits else State.NO_ROWS
     if error <= MEDIAN_ALLOWANCE * identity.expected:
-        return State.SOME_ROWS if stats.over_limit > STRAY_SHARE * stats.finite else State.OK
+        return State.SOME_ROWS if stats.over_limit > strays(stats.finite) else State.OK
     if identity.clear and identity.best == wanted:
         return State.DIFFERENT
     return State.UNKNOWN
@@ -70,7 +73,12 @@ def _is_other(identity: Identity, wanted: Label, error: float) -> bool:
 def rows_ok(stats: ErrorStats, noise: float) -> bool:
     """Whether the finite rows are equal up to noise, and there are any."""
     within = stats.finite > 0 and stats.median <= MEDIAN_ALLOWANCE * noise
-    return within and stats.over_limit <= STRAY_SHARE * stats.finite
+    return within and stats.over_limit <= strays(stats.finite)
+
+
+def strays(rows: int) -> float:
+    """How many rows may stick out for reasons of their own: of few rows one or two, of many a small share."""
+    return max(STRAY_SHARE * rows, min(_FEW_STRAYS, _FEW_SHARE * rows))
 
 
 def passes_at(total: float | None, phases: Sequence[PhaseLine]) -> float | None:

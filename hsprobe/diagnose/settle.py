@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hsprobe.compare.direct import Lane
-from hsprobe.compare.noise import ROW_ALLOWANCE, STRAY_SHARE, Level, expected_error
+from hsprobe.compare.noise import ROW_ALLOWANCE, Level, expected_error
 from hsprobe.compare.stack import Rows, Stack
 from hsprobe.diagnose.account import Accountant, Part, differing, errors_of
 from hsprobe.diagnose.evidence import ChunkEvidence, Leftover
+from hsprobe.diagnose.judge import strays
 from hsprobe.diagnose.model import ChunkLine, Depth, State
 from hsprobe.diagnose.stream import Stream
 
@@ -82,7 +83,7 @@ class Settler:
             limit = ROW_ALLOWANCE * self.own.noise(depth)
             bad, total = _bad_rows(lane, self.own.states[depth], lambda _, most=limit: most)
             tried.append((len(bad), depth, bad))
-            if total and len(bad) <= STRAY_SHARE * total:
+            if total and len(bad) <= strays(total):
                 return depth, bad[:0]
         usable = lane.stack.keys.usable
         if tried:
@@ -119,7 +120,7 @@ class Settler:
         right = stream.states[mine]
         limits = self.levels(mine, trained.lane.stack, right.stack)
         bad, total = _bad_rows(trained.lane, right, lambda phase: limits[phase].row_limit)
-        if len(bad) <= STRAY_SHARE * total and not self._off(trained.lane, right, limits):
+        if len(bad) <= strays(total) and not self._off(trained.lane, right, limits):
             return [], None
         whole = (
             bad if 0 < len(bad) <= _HALF * total else _finite(trained.lane, trained.lane.stack.keys.usable)

@@ -7,7 +7,13 @@ from hsprobe.diagnose.model import LayerLine
 from hsprobe.diagnose.values import Difference
 from hsprobe.diagnose.weights import Match
 
-PLACEHOLDER, PRECISION, STALE, DIVERGENCE, UNKNOWN = "placeholder", "precision", "stale", "divergence", "unknown"
+PLACEHOLDER, PRECISION, STALE, DIVERGENCE, UNKNOWN = (
+    "placeholder",
+    "precision",
+    "stale",
+    "divergence",
+    "unknown",
+)
 # Values of no more mantissa bits than this were rounded to 8 bits or fewer.
 COARSE_BITS = 4
 # An error of this size is another model's state; no rounding of weights goes so far.

@@ -83,7 +83,9 @@ class Difference:
         return self.everywhere and not structured
 
 
-def difference(chunk: int, depth: int, handed: bool, left: Lane, right: Lane, noise: float) -> Difference | None:
+def difference(
+    chunk: int, depth: int, handed: bool, left: Lane, right: Lane, noise: float
+) -> Difference | None:
     """Compare the lanes row by row; None where no row has a partner.
 
     Args:

@@ -89,7 +89,9 @@ def mlp_test(
         None where the folder holds no such MLP or cannot be read.
     """
     prefix = f"model.layers.{layer}."
-    names = {f"{prefix}mlp.{name}.weight" for name in _MATRICES} | {f"{prefix}post_attention_layernorm.weight"}
+    names = {f"{prefix}mlp.{name}.weight" for name in _MATRICES} | {
+        f"{prefix}post_attention_layernorm.weight"
+    }
     found = tensors(folder, lambda name, _: name in names)
     if set(found) != names or not _gated_by_silu(folder):
         return None

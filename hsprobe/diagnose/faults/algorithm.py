@@ -11,12 +11,18 @@ EXPLANATION = Explanation(
     code="HS105",
     name="ALGO",
     summary="the draft is handed the target's final state where aux chunks were trained on",
-    symptom="The acceptance length is exactly 1.00, and nothing warns: the draft skips its fc because the widths "
-    "agree.",
-    cause='--speculative-algorithm EAGLE with an EAGLE-3 draft, or "use_aux_hidden_state": false: aux capture is '
-    "off.",
-    evidence="One chunk of the hidden size is handed over, it equals the output of the final norm up to rounding, "
-    "and the dump holds several chunks.",
+    symptom=(
+        "The acceptance length is exactly 1.00, and nothing warns: the draft skips its fc because the "
+        "widths agree."
+    ),
+    cause=(
+        '--speculative-algorithm EAGLE with an EAGLE-3 draft, or "use_aux_hidden_state": false: aux '
+        "capture is off."
+    ),
+    evidence=(
+        "One chunk of the hidden size is handed over, it equals the output of the final norm up to "
+        "rounding, and the dump holds several chunks."
+    ),
     mend="Serve with --speculative-algorithm EAGLE3 and leave use_aux_hidden_state on.",
 )
 _ONLY_EAGLE3 = "--speculative-algorithm: EAGLE  ->  EAGLE3"

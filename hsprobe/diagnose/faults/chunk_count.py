@@ -13,12 +13,18 @@ EXPLANATION = Explanation(
     code="HS103",
     name="CHUNK_COUNT",
     summary="the draft is handed more or fewer chunks than it was trained on",
-    symptom="A shape error in the draft's fc, or none at all where a check is missing and widths happen to agree.",
-    cause="A model class that captures the input of layers never captures the output of the last one, so that an "
-    "id of L-1 is dropped in silence; pipeline stages drop the ids of others; equal ids collapse to one chunk; a "
-    "dump lacks a layer.",
-    evidence="The widths of the two tensors, each over the hidden size. The chunks that are there are identified "
-    "one by one, which tells the ones that are missing.",
+    symptom=(
+        "A shape error in the draft's fc, or none at all where a check is missing and widths happen to agree."
+    ),
+    cause=(
+        "A model class that captures the input of layers never captures the output of the last one, so "
+        "that an id of L-1 is dropped in silence; pipeline stages drop the ids of others; equal ids "
+        "collapse to one chunk; a dump lacks a layer."
+    ),
+    evidence=(
+        "The widths of the two tensors, each over the hidden size. The chunks that are there are "
+        "identified one by one, which tells the ones that are missing."
+    ),
     mend="Ask for depths that the model can capture, and train on those.",
 )
 

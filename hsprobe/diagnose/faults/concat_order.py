@@ -16,12 +16,18 @@ EXPLANATION = Explanation(
     name="CONCAT",
     summary="the chunks come in another order than the draft was trained with",
     symptom="Acceptance is about none: every column block of the draft's fc meets another layer's states.",
-    cause="SGLang hands chunks over in ascending layer order, whatever the order of the ids; a trainer that "
-    "concatenates in the order of its configuration, or a dump with two chunks exchanged, disagrees.",
-    evidence="Each served chunk equals one of the trained depths, and together they are a permutation of them "
-    "(after a shift, where there is one too).",
-    mend="Write the dump's chunks in the served order and train again, or permute the column blocks of the draft's "
-    "fc.weight; no ids change the order.",
+    cause=(
+        "SGLang hands chunks over in ascending layer order, whatever the order of the ids; a trainer that "
+        "concatenates in the order of its configuration, or a dump with two chunks exchanged, disagrees."
+    ),
+    evidence=(
+        "Each served chunk equals one of the trained depths, and together they are a permutation of them "
+        "(after a shift, where there is one too)."
+    ),
+    mend=(
+        "Write the dump's chunks in the served order and train again, or permute the column blocks of the "
+        "draft's fc.weight; no ids change the order."
+    ),
 )
 
 

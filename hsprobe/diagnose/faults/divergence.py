@@ -15,9 +15,14 @@ EXPLANATION = Explanation(
     name="DIVERGENCE",
     summary="the two sides' residual streams agree up to one depth and differ beyond",
     symptom="Acceptance is down by a part, in the phases concerned.",
-    cause="One layer computes something else: another kernel, a wrong scale, a weight not loaded or loaded twice.",
-    evidence="With every depth captured on both sides, the error stays within noise up to one depth and exceeds it "
-    "at the next; precision, by contrast, shows from the first layer on.",
+    cause=(
+        "One layer computes something else: another kernel, a wrong scale, a weight not loaded or loaded "
+        "twice."
+    ),
+    evidence=(
+        "With every depth captured on both sides, the error stays within noise up to one depth and "
+        "exceeds it at the next; precision, by contrast, shows from the first layer on."
+    ),
     mend="Look at the layer between the last depth that agrees and the first that does not.",
 )
 

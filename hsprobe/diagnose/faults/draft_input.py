@@ -16,7 +16,9 @@ EXPLANATION = Explanation(
     name="DRAFT_INPUT",
     summary="the draft receives other states than the target hands over",
     symptom="The target's states are right and acceptance is low all the same.",
-    cause="Between the target's forward pass and the draft's, rows are picked, buffers reused, or a dtype cast.",
+    cause=(
+        "Between the target's forward pass and the draft's, rows are picked, buffers reused, or a dtype cast."
+    ),
     evidence="draft.input and aux of one capture, for the same tokens, differ in width or in value.",
     mend="Look at what lies between the two passes, first with --disable-overlap-schedule.",
 )

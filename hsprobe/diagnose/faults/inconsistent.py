@@ -11,14 +11,21 @@ EXPLANATION = Explanation(
     code="HS506",
     name="INCONSISTENT",
     summary="the server computes other states for the same tokens in another phase or pass",
-    symptom="Acceptance depends on how a request is batched, cached or resumed; repeating a prompt changes "
-    "it.",
-    cause="Decode or verify goes through another attention kernel or a recorded graph, or one pass leaves "
-    "something behind for the next: a stale KV or prefix cache, a static buffer not refreshed.",
-    evidence="`hsprobe diff INFER` compares rows of one capture whose token ids up to and including their "
-    "own are the same; the states differ by more than noise between phases or passes.",
-    mend="Begin with --disable-cuda-graph, --disable-radix-cache and another attention backend, one at a "
-    "time, and compare again.",
+    symptom=(
+        "Acceptance depends on how a request is batched, cached or resumed; repeating a prompt changes it."
+    ),
+    cause=(
+        "Decode or verify goes through another attention kernel or a recorded graph, or one pass leaves "
+        "something behind for the next: a stale KV or prefix cache, a static buffer not refreshed."
+    ),
+    evidence=(
+        "`hsprobe diff INFER` compares rows of one capture whose token ids up to and including their own "
+        "are the same; the states differ by more than noise between phases or passes."
+    ),
+    mend=(
+        "Begin with --disable-cuda-graph, --disable-radix-cache and another attention backend, one at a "
+        "time, and compare again."
+    ),
 )
 
 

@@ -22,11 +22,15 @@ EXPLANATION = Explanation(
     name="LAYER_SET",
     summary="one or several chunks carry other depths than the draft was trained on",
     symptom="Acceptance is low, down to none where the depths lie far apart.",
-    cause="The draft's configuration names other layers than the training run captured, or none at all, in which "
-    "case SGLang takes layers 2, L/2 and L-3; or one id was changed on one side only. An id of -1 gives the "
-    "embedding.",
-    evidence="Each chunk is identified on its own, against every depth of the server's stream. The chunks of a "
-    "wrong depth are not a constant off, and the trained depths in another order do not give them.",
+    cause=(
+        "The draft's configuration names other layers than the training run captured, or none at all, in "
+        "which case SGLang takes layers 2, L/2 and L-3; or one id was changed on one side only. An id of "
+        "-1 gives the embedding."
+    ),
+    evidence=(
+        "Each chunk is identified on its own, against every depth of the server's stream. The chunks of a "
+        "wrong depth are not a constant off, and the trained depths in another order do not give them."
+    ),
     mend="Set eagle_aux_hidden_state_layer_ids to the ids that hsprobe prints.",
 )
 

@@ -21,15 +21,24 @@ EXPLANATION = Explanation(
     code="HS101",
     name="LAYER_SHIFT",
     summary="every chunk is the same one or two layers off",
-    symptom="Acceptance is low from the first position on, or merely a few per cent down: neighbouring layers are "
-    "alike, so a draft fed one layer off still half works. Nothing crashes.",
-    cause="Layer ids are read by another convention than they were written in. An id may name the input or the "
-    "output of its layer, transformers' hidden_states[0] is the embedding, and SGLang adds one for most model "
-    "classes, for some only when the first id is 1.",
-    evidence="Each served chunk equals, up to rounding, the server's own stream at one depth, and all these depths "
-    "are the trained ones plus one constant of -2 to 2. The second best depth fits many times worse.",
-    mend="Write the ids that this server's rule turns into the trained depths; hsprobe prints them. Where the dump "
-    "is what is off, train again or keep the ids that match it.",
+    symptom=(
+        "Acceptance is low from the first position on, or merely a few per cent down: neighbouring layers "
+        "are alike, so a draft fed one layer off still half works. Nothing crashes."
+    ),
+    cause=(
+        "Layer ids are read by another convention than they were written in. An id may name the input or "
+        "the output of its layer, transformers' hidden_states[0] is the embedding, and SGLang adds one "
+        "for most model classes, for some only when the first id is 1."
+    ),
+    evidence=(
+        "Each served chunk equals, up to rounding, the server's own stream at one depth, and all these "
+        "depths are the trained ones plus one constant of -2 to 2. The second best depth fits many times "
+        "worse."
+    ),
+    mend=(
+        "Write the ids that this server's rule turns into the trained depths; hsprobe prints them. Where "
+        "the dump is what is off, train again or keep the ids that match it."
+    ),
 )
 
 

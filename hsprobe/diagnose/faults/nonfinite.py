@@ -13,9 +13,13 @@ EXPLANATION = Explanation(
     name="NONFINITE",
     summary="rows hold NaN or Inf",
     symptom="Acceptance is 1.00 in the requests concerned, or sampling fails.",
-    cause="Rows written to the wrong cache slots, padding rows that were never masked, an overflow of fp16.",
-    evidence="The rows are counted on each side and the first is named; all comparisons go on without them. A "
-    "capture of every depth shows where they begin.",
+    cause=(
+        "Rows written to the wrong cache slots, padding rows that were never masked, an overflow of fp16."
+    ),
+    evidence=(
+        "The rows are counted on each side and the first is named; all comparisons go on without them. A "
+        "capture of every depth shows where they begin."
+    ),
     mend="Find the first depth that has them; on the training side drop or recompute the rows.",
 )
 

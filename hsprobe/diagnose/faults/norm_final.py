@@ -15,20 +15,31 @@ EXPLANATION = Explanation(
     code="HS201",
     name="NORM_FINAL",
     summary="the final norm is applied on one side and not on the other",
-    symptom="Acceptance is several to tens of per cent down, though the states look alike: the cosine stays above "
-    "0.9 while row sizes differ.",
-    cause="The last entry of transformers' hidden_states is after the final norm, all others are before it; SGLang "
-    "hands over the stream before it. A serving path that takes what goes into the logits hands over the normed "
-    "state.",
-    evidence="One side equals the other's state, RMS-normed, times one gain per channel; fitted on half of the "
-    "rows, the gain holds on the other half and is the weight of the final norm.",
-    mend="Take the state on the same side of the final norm in both places: in a dump from transformers, take the "
-    "last layer's output by a hook rather than hidden_states[-1].",
+    symptom=(
+        "Acceptance is several to tens of per cent down, though the states look alike: the cosine stays "
+        "above 0.9 while row sizes differ."
+    ),
+    cause=(
+        "The last entry of transformers' hidden_states is after the final norm, all others are before it; "
+        "SGLang hands over the stream before it. A serving path that takes what goes into the logits "
+        "hands over the normed state."
+    ),
+    evidence=(
+        "One side equals the other's state, RMS-normed, times one gain per channel; fitted on half of the "
+        "rows, the gain holds on the other half and is the weight of the final norm."
+    ),
+    mend=(
+        "Take the state on the same side of the final norm in both places: in a dump from transformers, "
+        "take the last layer's output by a hook rather than hidden_states[-1]."
+    ),
 )
 
 
 def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
     """Chunks that were found normed, and chunks whose depth is `final` on one side alone."""
+    if evidence.served_chunks == 1 < evidence.trained_chunks:
+        # The final state in place of the chunks is the algorithm's fault, not a norm's.
+        return []
     found = form_findings(evidence, EXPLANATION, RANK)
     known = {index for finding in found for index in finding.chunks}
     plain = [line for line in evidence.lines if line.index not in known and _one_sided(line)]

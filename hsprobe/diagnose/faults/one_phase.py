@@ -15,11 +15,17 @@ EXPLANATION = Explanation(
     name="GRAPH",
     summary="one phase is handed other depths than another",
     symptom="Acceptance is about none, though what prefill hands over is right.",
-    cause="The layers to capture were set after a CUDA graph had been recorded, or for one runner only: prefill runs "
-    "eagerly and obeys, decode or verify replays the old ones.",
-    evidence="Each phase is identified on its own; a chunk is one depth in some phases and another in the others.",
-    mend="Set the layers to capture before graphs are recorded, for every runner; --disable-cuda-graph shows whether "
-    "that is it.",
+    cause=(
+        "The layers to capture were set after a CUDA graph had been recorded, or for one runner only: "
+        "prefill runs eagerly and obeys, decode or verify replays the old ones."
+    ),
+    evidence=(
+        "Each phase is identified on its own; a chunk is one depth in some phases and another in the others."
+    ),
+    mend=(
+        "Set the layers to capture before graphs are recorded, for every runner; --disable-cuda-graph "
+        "shows whether that is it."
+    ),
 )
 
 

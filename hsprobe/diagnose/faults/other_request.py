@@ -14,11 +14,19 @@ EXPLANATION = Explanation(
     name="OTHER_REQUEST",
     summary="rows hold the states of other requests",
     symptom="Acceptance is right at batch size 1 and falls with the batch size; or training never learns.",
-    cause="Rows of a batch are picked with the wrong stride or in another order than the requests; a dump's files "
-    "are sorted as strings (req_10 before req_2), so that states and token ids of different samples meet.",
-    evidence="Each row's nearest row in the whole capture, by sketch and then exactly, is equal up to rounding and "
-    "stands at another request's tokens.",
-    mend="Look at how rows are assigned to requests; in a dump, pair states and ids by request id and not by order.",
+    cause=(
+        "Rows of a batch are picked with the wrong stride or in another order than the requests; a dump's "
+        "files are sorted as strings (req_10 before req_2), so that states and token ids of different "
+        "samples meet."
+    ),
+    evidence=(
+        "Each row's nearest row in the whole capture, by sketch and then exactly, is equal up to rounding "
+        "and stands at another request's tokens."
+    ),
+    mend=(
+        "Look at how rows are assigned to requests; in a dump, pair states and ids by request id and not "
+        "by order."
+    ),
 )
 
 

@@ -15,10 +15,15 @@ EXPLANATION = Explanation(
     name="MM",
     summary="only the rows of placeholder tokens differ, as those of an image",
     symptom="Acceptance is right for text and low for requests with images.",
-    cause="Features of images are added or inserted on one side only, or at another place: SGLang captures a layer's "
-    "input before it adds deepstack features, transformers after; or the placeholder's own embedding is used.",
-    evidence="In every request the first row to differ is that of a repeated token id, all rows of that id differ, "
-    "and rows before them, like requests without that id, are equal up to noise.",
+    cause=(
+        "Features of images are added or inserted on one side only, or at another place: SGLang captures "
+        "a layer's input before it adds deepstack features, transformers after; or the placeholder's own "
+        "embedding is used."
+    ),
+    evidence=(
+        "In every request the first row to differ is that of a repeated token id, all rows of that id "
+        "differ, and rows before them, like requests without that id, are equal up to noise."
+    ),
     mend="Capture and serve the states at the same side of the place where the features are added.",
 )
 

@@ -18,14 +18,21 @@ EXPLANATION = Explanation(
     name="PRECISION",
     summary="the states are the right ones, in a coarser precision",
     symptom="Acceptance is down by a few to some tens of per cent, evenly.",
-    cause="The target is served with quantised weights, a coarser KV cache or other kernels, and the draft was "
-    "trained on the states of the exact model; or the dump was stored coarsely.",
-    evidence="Depth, form and rows are right, by a wide margin over the next best; the rest is in all rows alike, "
-    "has no direction, constant or scale in common, and grows smoothly with depth from the first layer on. Values "
-    "of few significant bits, a quantisation that the server names, or an MLP that computes with rounded weights, "
-    "prove it.",
-    mend="Train the draft on the states of the model as it is served, or serve the precision it was trained on. If "
-    "the acceptance is good enough, measure this noise with `hsprobe noise` and allow for it.",
+    cause=(
+        "The target is served with quantised weights, a coarser KV cache or other kernels, and the draft "
+        "was trained on the states of the exact model; or the dump was stored coarsely."
+    ),
+    evidence=(
+        "Depth, form and rows are right, by a wide margin over the next best; the rest is in all rows "
+        "alike, has no direction, constant or scale in common, and grows smoothly with depth from the "
+        "first layer on. Values of few significant bits, a quantisation that the server names, or an MLP "
+        "that computes with rounded weights, prove it."
+    ),
+    mend=(
+        "Train the draft on the states of the model as it is served, or serve the precision it was "
+        "trained on. If the acceptance is good enough, measure this noise with `hsprobe noise` and allow "
+        "for it."
+    ),
 )
 
 
@@ -45,7 +52,11 @@ def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
     noun = "chunks" if len(chunks) > 1 else "chunk"
     where = f"aux {noun} {numbers(chunks)}" if chunks else "the model states"
     depths = listed(one.depth for one in found)
-    what = f"{'are depths' if len(chunks) > 1 else 'is depth'} {depths} as trained" if chunks else "are the right ones"
+    what = (
+        f"{'are depths' if len(chunks) > 1 else 'is depth'} {depths} as trained"
+        if chunks
+        else "are the right ones"
+    )
     return [
         EXPLANATION.finding(
             f"{where} {what}, in a coarser precision",
@@ -61,7 +72,9 @@ def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
 
 
 def _margins(evidence: Evidence) -> list[str]:
-    margins = [chunk.line.margin for chunk in evidence.chunks if chunk.leftover is not None and chunk.line.margin]
+    margins = [
+        chunk.line.margin for chunk in evidence.chunks if chunk.leftover is not None and chunk.line.margin
+    ]
     return [f"the next best depth fits {min(margins):.2g} times worse or more"] if margins else []
 
 

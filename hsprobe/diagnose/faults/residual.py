@@ -23,12 +23,19 @@ EXPLANATION = Explanation(
     code="HS202",
     name="RESID",
     summary="the residual is missing from the state, or counted twice",
-    symptom="Without the residual acceptance is about none; with it twice row sizes double while the cosine stays "
-    "high, and acceptance sinks by a part.",
-    cause="SGLang's layers hand on (hidden_states, residual) and the state is their sum; a capture that takes "
-    "hidden_states alone holds the last MLP's output, one that adds a residual already added counts it twice.",
-    evidence="The served chunk equals, up to rounding, the difference (or the sum with the residual) of captured "
-    "states around one depth; the same form fits no other depth.",
+    symptom=(
+        "Without the residual acceptance is about none; with it twice row sizes double while the cosine "
+        "stays high, and acceptance sinks by a part."
+    ),
+    cause=(
+        "SGLang's layers hand on (hidden_states, residual) and the state is their sum; a capture that "
+        "takes hidden_states alone holds the last MLP's output, one that adds a residual already added "
+        "counts it twice."
+    ),
+    evidence=(
+        "The served chunk equals, up to rounding, the difference (or the sum with the residual) of "
+        "captured states around one depth; the same form fits no other depth."
+    ),
     mend="Hand over hidden_states + residual, once, at the place where the chunk is taken.",
 )
 

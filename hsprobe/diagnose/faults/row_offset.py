@@ -15,10 +15,14 @@ EXPLANATION = Explanation(
     name="ROWS",
     summary="rows hold the states of a neighbouring position of the same request",
     symptom="Acceptance is about none, in the phases concerned.",
-    cause="An index off by one when rows are selected, sliced or handed on, on the serving side; or a dump whose "
-    "states were rolled against its token ids.",
-    evidence="For one offset of -2 to 2 the rows equal, up to rounding, the stream at that many positions from their "
-    "own, in the same request; at their own position they do not.",
+    cause=(
+        "An index off by one when rows are selected, sliced or handed on, on the serving side; or a dump "
+        "whose states were rolled against its token ids."
+    ),
+    evidence=(
+        "For one offset of -2 to 2 the rows equal, up to rounding, the stream at that many positions from "
+        "their own, in the same request; at their own position they do not."
+    ),
     mend="Look at the index by which rows are taken: state p belongs to the token at position p.",
 )
 

@@ -13,13 +13,21 @@ EXPLANATION = Explanation(
     code="HS302",
     name="STALE_ROWS",
     summary="rows hold an earlier pass's states, one row repeated, or zeros",
-    symptom="Acceptance falls to 1.00, often in the middle of a run or above some batch size, and stays there.",
-    cause="A buffer is read that this pass did not write: a CUDA graph replayed with other buffers, a copy that "
-    "covers only some rows, a result kept from the first call.",
-    evidence="The rows equal, up to rounding, the rows at the same places of the pass of their kind before; or many "
-    "rows are one and the same row; or they are zero.",
-    mend="Make sure that the buffer the draft reads is the one this pass wrote, all rows of it; try "
-    "--disable-cuda-graph and --disable-overlap-schedule to see which of them it comes with.",
+    symptom=(
+        "Acceptance falls to 1.00, often in the middle of a run or above some batch size, and stays there."
+    ),
+    cause=(
+        "A buffer is read that this pass did not write: a CUDA graph replayed with other buffers, a copy "
+        "that covers only some rows, a result kept from the first call."
+    ),
+    evidence=(
+        "The rows equal, up to rounding, the rows at the same places of the pass of their kind before; or "
+        "many rows are one and the same row; or they are zero."
+    ),
+    mend=(
+        "Make sure that the buffer the draft reads is the one this pass wrote, all rows of it; try "
+        "--disable-cuda-graph and --disable-overlap-schedule to see which of them it comes with."
+    ),
 )
 
 

@@ -14,13 +14,22 @@ EXPLANATION = Explanation(
     code="HS503",
     name="STALE",
     summary="the states come from other weights than those trained on",
-    symptom="Acceptance was right once and sinks, as the target is trained on, or after a checkpoint was exchanged.",
-    cause="The target's weights were updated and the draft was not trained again, or a dump of an older checkpoint "
-    "was used.",
-    evidence="Tokens, depth, form and rows are right, and states differ from the first layer on. The served MLP, "
-    "recomputed from the captured stream, is neither that of the checkpoint nor of a rounding of it; or the "
-    "embedding itself differs; or the states are as far apart as those of two models.",
-    mend="Train the draft on states of the weights that are served, or serve the weights it was trained on.",
+    symptom=(
+        "Acceptance was right once and sinks, as the target is trained on, or after a checkpoint was "
+        "exchanged."
+    ),
+    cause=(
+        "The target's weights were updated and the draft was not trained again, or a dump of an older "
+        "checkpoint was used."
+    ),
+    evidence=(
+        "Tokens, depth, form and rows are right, and states differ from the first layer on. The served "
+        "MLP, recomputed from the captured stream, is neither that of the checkpoint nor of a rounding of "
+        "it; or the embedding itself differs; or the states are as far apart as those of two models."
+    ),
+    mend=(
+        "Train the draft on states of the weights that are served, or serve the weights it was trained on."
+    ),
 )
 
 
@@ -36,14 +45,18 @@ def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
     layers = broken(evidence)
     if layers:
         first = layers[0]
-        proof.append(f"first at depth {first.depth}: error {figure(first.error)}, expected {figure(first.noise)}")
+        proof.append(
+            f"first at depth {first.depth}: error {figure(first.error)}, expected {figure(first.noise)}"
+        )
     if test is not None:
         proof.append(
             f"the served MLP of layer {test.layer} is not that of {test.folder} (error {figure(test.before)}), nor "
             "of a rounding of it to 8 or 4 bits"
         )
     chunks = [one.chunk for one in found]
-    where = f"aux {'chunks' if len(chunks) > 1 else 'chunk'} {numbers(chunks)}" if chunks else "the model states"
+    where = (
+        f"aux {'chunks' if len(chunks) > 1 else 'chunk'} {numbers(chunks)}" if chunks else "the model states"
+    )
     return [
         EXPLANATION.finding(
             f"{where} {'come' if len(chunks) != 1 else 'comes'} from other weights than those trained on",

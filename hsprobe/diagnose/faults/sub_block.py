@@ -17,13 +17,19 @@ EXPLANATION = Explanation(
     code="HS205",
     name="SUBBLOCK",
     summary="the attention or MLP output of the last layer is missing from the state",
-    symptom="Acceptance is a few per cent down: the cosine with the right state is 0.9 to 0.99, which passes for "
-    "quantisation noise.",
-    cause="The state is taken between a layer's attention and its MLP, or its last add is deferred into a later "
-    "kernel that has not run yet.",
-    evidence="The served chunk equals the stream within the layer (site mid), up to rounding, and the difference to "
-    "the right state is that one output. It needs a capture of the site mid; without it this cannot be told from "
-    "other faults.",
+    symptom=(
+        "Acceptance is a few per cent down: the cosine with the right state is 0.9 to 0.99, which passes "
+        "for quantisation noise."
+    ),
+    cause=(
+        "The state is taken between a layer's attention and its MLP, or its last add is deferred into a "
+        "later kernel that has not run yet."
+    ),
+    evidence=(
+        "The served chunk equals the stream within the layer (site mid), up to rounding, and the "
+        "difference to the right state is that one output. It needs a capture of the site mid; without it "
+        "this cannot be told from other faults."
+    ),
     mend="Take the state after the layer's last add.",
 )
 

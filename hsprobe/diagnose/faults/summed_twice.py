@@ -19,12 +19,19 @@ EXPLANATION = Explanation(
     code="HS204",
     name="SCALE_DUP",
     summary="a term of the state, or all of it, is taken several times or scaled",
-    symptom="Acceptance is down by a part; row sizes differ while the cosine stays high. It comes and goes with the "
-    "number of ranks.",
-    cause="A term that every rank holds whole (a replicated expert, an already reduced output) is summed over the "
-    "ranks once more; or a scale, as of an embedding, is applied on one side only.",
-    evidence="The served chunk is the captured state plus one factor times one captured term; the factor is fitted, "
-    "is the same in all rows, and leaves only rounding. Whole factors of 2, 4 or 8 point at a number of ranks.",
+    symptom=(
+        "Acceptance is down by a part; row sizes differ while the cosine stays high. It comes and goes "
+        "with the number of ranks."
+    ),
+    cause=(
+        "A term that every rank holds whole (a replicated expert, an already reduced output) is summed "
+        "over the ranks once more; or a scale, as of an embedding, is applied on one side only."
+    ),
+    evidence=(
+        "The served chunk is the captured state plus one factor times one captured term; the factor is "
+        "fitted, is the same in all rows, and leaves only rounding. Whole factors of 2, 4 or 8 point at a "
+        "number of ranks."
+    ),
     mend="Reduce the term once, or hold it on one rank only; apply the scale on both sides or on neither.",
 )
 

@@ -16,9 +16,15 @@ EXPLANATION = Explanation(
     summary="states differ in a way that no other class accounts for",
     symptom="Acceptance is down, by any amount.",
     cause="Not known. The finding describes the difference instead of guessing at it.",
-    evidence="No depth, form, row or order that was tried explains the rows. Described are: where in depth, rows and "
-    "channels the difference lies, how it grows, and whether it is a constant, a scale, low in rank, or a rotation.",
-    mend="Follow the description. A capture of more sites ('--sites aux,layer,mid') lets hsprobe try more forms.",
+    evidence=(
+        "No depth, form, row or order that was tried explains the rows. Described are: where in depth, "
+        "rows and channels the difference lies, how it grows, and whether it is a constant, a scale, low "
+        "in rank, or a rotation."
+    ),
+    mend=(
+        "Follow the description. A capture of more sites ('--sites aux,layer,mid') lets hsprobe try more "
+        "forms."
+    ),
 )
 
 
