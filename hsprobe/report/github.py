@@ -22,13 +22,13 @@ def write(report: AnyReport, stream: TextIO) -> None:
     Raises:
         HsprobeError: that file cannot be written.
     """
-    stream.write("".join(f"{line}\n" for line in annotations(report)))
+    stream.write("".join(f"{line}\n" for line in commands(report)))
     summary = os.environ.get(SUMMARY)
     if summary:
         _append(Path(summary), markdown.document(report))
 
 
-def annotations(report: AnyReport) -> list[str]:
+def commands(report: AnyReport) -> list[str]:
     """The workflow commands, one a line."""
     lines = [
         _command("error", f"hsprobe {found.code} {found.name}", "\n".join(finding_lines(found)))
