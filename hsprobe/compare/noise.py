@@ -45,8 +45,10 @@ _C_FLOAT32 = 12.0
 # The middle row may exceed the expectation threefold, a single row tenfold, before they count as different.
 MEDIAN_ALLOWANCE = 3.0
 ROW_ALLOWANCE = 10.0
-# A stray row in two hundred may stick out for its own reasons (a routing tie in a mixture of experts).
+# A stray row in two hundred may stick out for its own reasons: a routing tie in a mixture of experts turns a
+# token and those after it, which in a short capture are a few at once.
 STRAY_SHARE = 0.005
+_FEW_STRAYS, _FEW_SHARE = 2.0, 0.025
 
 MODEL, FILE, BOTH = "model", "file", "model and file"
 
@@ -83,7 +85,12 @@ def expected_error(dtype: str, depth: int) -> float:
 
 def needed(stats: ErrorStats) -> float:
     """The smallest expected error at which these rows would pass as equal; NaN without finite rows."""
-    return max(stats.median / MEDIAN_ALLOWANCE, stats.quantile(1.0 - STRAY_SHARE) / ROW_ALLOWANCE)
+    return max(stats.median / MEDIAN_ALLOWANCE, stats.all_but(strays(stats.finite)) / ROW_ALLOWANCE)
+
+
+def strays(rows: int) -> float:
+    """How many rows may stick out for reasons of their own: of few rows one or two, of many a small share."""
+    return max(STRAY_SHARE * rows, min(_FEW_STRAYS, _FEW_SHARE * rows))
 
 
 @dataclass(frozen=True)

@@ -133,10 +133,17 @@ class ErrorStats:
 
     def quantile(self, q: float) -> float:
         """The error below which a share `q` of the finite rows lies, within 4 %; NaN without finite rows."""
-        total = int(self.histogram.sum())
-        if not total:
+        return self._at_rank(int(np.ceil(q * self.finite)))
+
+    def all_but(self, count: float) -> float:
+        """The error that all finite rows but so many stay below, within 4 %; NaN without finite rows."""
+        return self._at_rank(self.finite - int(count))
+
+    def _at_rank(self, rank: int) -> float:
+        """The error of the row of this rank, the smallest being the first."""
+        if not self.finite:
             return float("nan")
-        rank = min(max(int(np.ceil(q * total)), 1), total)
+        rank = min(max(rank, 1), self.finite)
         index = int(np.searchsorted(np.cumsum(self.histogram), rank))
         if index == 0:
             return 0.0

@@ -7,13 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hsprobe.compare.direct import Direct
-from hsprobe.compare.noise import MEDIAN_ALLOWANCE, STRAY_SHARE
+from hsprobe.compare.noise import MEDIAN_ALLOWANCE, strays
 from hsprobe.compare.statistics import ErrorStats
 from hsprobe.diagnose.identify import Identity, Label
 from hsprobe.diagnose.model import PhaseLine, State
-
-# A routing tie in a mixture of experts turns a token and those after it; in a short capture that is this many.
-_FEW_STRAYS, _FEW_SHARE = 2.0, 0.025
 
 
 @dataclass(frozen=True)
@@ -74,11 +71,6 @@ def rows_ok(stats: ErrorStats, noise: float) -> bool:
     """Whether the finite rows are equal up to noise, and there are any."""
     within = stats.finite > 0 and stats.median <= MEDIAN_ALLOWANCE * noise
     return within and stats.over_limit <= strays(stats.finite)
-
-
-def strays(rows: int) -> float:
-    """How many rows may stick out for reasons of their own: of few rows one or two, of many a small share."""
-    return max(STRAY_SHARE * rows, min(_FEW_STRAYS, _FEW_SHARE * rows))
 
 
 def passes_at(total: float | None, phases: Sequence[PhaseLine]) -> float | None:
