@@ -23,6 +23,9 @@ Floats = NDArray[np.float32]
 L, H, HEADS, VOCAB = 9, 64, 4, 61
 FINAL = "final"
 Spoil = Callable[[str, Floats], Floats]
+States = dict[Any, Floats]
+# A chunk made of the states of one request. [n, H]
+Make = Callable[[States], Floats]
 
 
 def _as(dtype: str, x: Floats) -> Floats:
@@ -45,32 +48,48 @@ def _weights(seed: int, width: int) -> dict[str, Floats]:
     shapes = {"q": (width, width), "k": (width, width), "v": (width, width), "o": (width, width)}
     shapes |= {"up": (width, 2 * width), "down": (2 * width, width)}
     found = {"embed": rng.normal(size=(VOCAB, width)).astype(np.float32)}
+    found["gain"] = rng.uniform(0.5, 1.5, size=width).astype(np.float32)
     for layer in range(L):
+        for name in ("in", "post"):
+            found[f"{name}{layer}"] = rng.uniform(0.5, 1.5, size=width).astype(np.float32)
         for name, shape in shapes.items():
             found[f"{name}{layer}"] = rng.normal(scale=spread, size=shape).astype(np.float32)
     return found
 
 
 def forward(
-    tokens: Sequence[int], dtype: str = "float32", width: int = H, seed: int = 0
-) -> dict[Any, Floats]:
-    """Residual stream at every depth 0..L and after the final norm, computed in `dtype`. Each [n, H]."""
-    w = {name: _as(dtype, value) for name, value in _weights(seed, width).items()}
+    tokens: Sequence[int],
+    dtype: str = "float32",
+    width: int = H,
+    seed: int = 0,
+    changed: Callable[[str, Floats], Floats] | None = None,
+) -> States:
+    """Residual stream at every depth 0..L and after the final norm, computed in `dtype`. Each [n, H].
+
+    Within layers, ("mid", k) is the stream of layer k after its attention, ("in", k) the output of its first norm.
+
+    Args:
+        changed: what becomes of a weight by its name, as in another checkpoint.
+    """
+    change = changed or (lambda _, weight: weight)
+    w = {name: _as(dtype, change(name, value)) for name, value in _weights(seed, width).items()}
     x = w["embed"][np.asarray(tokens)]
-    states: dict[Any, Floats] = {0: x}
+    states: States = {0: x}
     n, d = len(tokens), width // HEADS
     mask = np.triu(np.full((n, n), -1e9, np.float32), 1)
     for layer in range(L):
-        h = _as(dtype, _norm(x))
+        h = _as(dtype, _norm(x) * w[f"in{layer}"])
+        states["in", layer] = h
         q, k, v = (_as(dtype, h @ w[f"{name}{layer}"]).reshape(n, HEADS, d).swapaxes(0, 1) for name in "qkv")
         scores = q @ k.swapaxes(1, 2) / np.sqrt(d) + mask
         p = np.exp(scores - scores.max(-1, keepdims=True))
         a = ((p / p.sum(-1, keepdims=True)) @ v).swapaxes(0, 1).reshape(n, width)
         x = _as(dtype, x + _as(dtype, _as(dtype, a) @ w[f"o{layer}"]))
-        up = _as(dtype, _norm(x)) @ w[f"up{layer}"]
+        states["mid", layer] = x
+        up = _as(dtype, _norm(x) * w[f"post{layer}"]) @ w[f"up{layer}"]
         x = _as(dtype, x + _as(dtype, _as(dtype, np.maximum(up, 0)) @ w[f"down{layer}"]))
         states[layer + 1] = x
-    states[FINAL] = _as(dtype, _norm(x))
+    states[FINAL] = _as(dtype, _norm(x) * w["gain"])
     return states
 
 
@@ -88,6 +107,7 @@ class World:
         loud: a channel 1000 times larger than the rest at every depth but the first.
         sink: the first row of each request 1000 times larger in three channels.
         shrink: scales what the layers add, which makes neighbouring depths alike.
+        changed: what becomes of a weight by its name, as in another checkpoint.
     """
 
     requests: list[list[int]] = field(default_factory=prompts)
@@ -97,9 +117,10 @@ class World:
     loud: bool = False
     sink: bool = False
     shrink: float = 1.0
+    changed: Callable[[str, Floats], Floats] | None = None
 
-    def states(self, request: int) -> dict[Any, Floats]:
-        found = forward(self.requests[request], self.dtype, self.width, self.seed)
+    def states(self, request: int) -> States:
+        found = forward(self.requests[request], self.dtype, self.width, self.seed, self.changed)
         if self.shrink != 1.0:
             found = {d: found[0] + self.shrink * (x - found[0]) for d, x in found.items()}
         for depth, x in found.items():
@@ -127,11 +148,15 @@ def write_train(
     declare: Sequence[int] | bool | None = True,
     every: bool = False,
     spoil: Spoil | None = None,
+    makes: Sequence[Make] | None = None,
+    tokens_of: Callable[[list[int]], list[int]] | None = None,
 ) -> Path:
     """A training dump: chunks at `depths` in that order, or `every` depth.
 
     Args:
         declare: depths to declare; True for the right ones, None for none.
+        makes: what the chunks are made of, in place of the states at `depths`.
+        tokens_of: the token ids that the dump says were fed, where they are not those that were.
     """
     world = world or World()
     provenance = {
@@ -142,18 +167,21 @@ def write_train(
     with TraceWriter(path, provenance) as writer:
         writer.add_rank(0, {"tp": 0})
         for number, tokens in enumerate(world.requests):
-            rows = _append_rows(writer, number, tokens, [_Span(0, len(tokens), Phase.PREFILL)])
-            states = world.states(number)
+            said = tokens_of(tokens) if tokens_of else tokens
+            rows = _append_rows(writer, number, said, [_Span(0, len(said), Phase.PREFILL)])
+            states = {depth: x[: len(said)] for depth, x in world.states(number).items()}
             if every:
                 for depth in [*range(L + 1), FINAL]:
                     name, attrs = _named(depth, "final")
                     _append(writer, name, states[depth], rows, world, spoil, **attrs)
                 continue
-            aux = np.concatenate([states[d] for d in depths], axis=1)
+            parts = [make(states) for make in makes] if makes else [states[d] for d in depths]
+            aux = np.concatenate(parts, axis=1)
             declared = list(depths) if declare is True else declare or None
             attrs = {"site": "aux", "chunks": len(depths), "depths": declared}
             _append(writer, "aux", aux, rows, world, spoil, **attrs)
-        writer.set_requests([f"t{i}" for i in range(len(world.requests))], world.requests, _lengths(world))
+        fed = [tokens_of(tokens) if tokens_of else tokens for tokens in world.requests]
+        writer.set_requests([f"t{i}" for i in range(len(fed))], fed, _lengths(world))
     return path
 
 
@@ -172,6 +200,7 @@ def write_infer(
     jitter: float = 1e-7,
     decode_depths: Sequence[int] | None = None,
     account: bool = True,
+    makes: Sequence[Make] | None = None,
 ) -> Path:
     """A capture from a server: prefill of the first part of each request, then decode and verify passes.
 
@@ -183,6 +212,7 @@ def write_infer(
         jitter: relative rounding noise by which the server's states differ from the dump's.
         decode_depths: what it hands over in decode passes, where that differs.
         account: whether the server says which depths it hands over.
+        makes: what the chunks are made of, in place of the states at `depths`.
     """
     world = world or World()
     known = {
@@ -212,6 +242,7 @@ def write_infer(
                 list(decode_depths or depths),
                 account,
                 cached,
+                makes,
             )
         writer.set_requests([f"s{i}" for i in range(len(world.requests))], world.requests, _lengths(world))
     return path
@@ -237,15 +268,17 @@ def _serve(
     world: World,
     number: int,
     tokens: list[int],
-    depths: list[int],
+    depths: list[Any],
     sites: Sequence[str],
     spoil: Spoil | None,
     jitter: float,
-    decode_depths: list[int],
+    decode_depths: list[Any],
     account: bool,
     cached: int,
+    makes: Sequence[Make] | None,
 ) -> None:
     rng = np.random.default_rng(number)
+    declared = list(depths)
     states = {d: x[: len(tokens)] for d, x in world.states(number).items()}
     for depth, x in states.items():
         # The embedding is looked up, not computed: it has no rounding of its own.
@@ -272,11 +305,22 @@ def _serve(
             name, attrs = _named(depth, "logits_processor.input")
             blocks = spoilt(name, [block(depth, span) for span in spans])
             _append(writer, name, np.concatenate(blocks), rows, world, None, **attrs)
+    if "mid" in sites:
+        for layer in range(L):
+            blocks = [block(("mid", layer), span) for span in spans]
+            attrs = {"site": "mid", "depth": layer}
+            _append(writer, f"mid/{layer:03d}", np.concatenate(blocks), rows, world, None, **attrs)
+    for k, make in enumerate(makes or ()):
+        # In the dtype of the server, as all that it computes.
+        states["chunk", k] = _as(world.dtype, make(states))
+    if makes:
+        depths = decode_depths = [("chunk", k) for k in range(len(makes))]
     now = [decode_depths if span.phase is Phase.DECODE else depths for span in spans]
     aux = [np.concatenate([block(d, s) for d in ds], axis=1) for ds, s in zip(now, spans, strict=True)]
     aux = spoilt("aux", aux)
     if "aux" in sites:
-        attrs = {"site": "aux", "chunks": len(depths), "depths": depths if account else None}
+        said = declared if account else None
+        attrs = {"site": "aux", "chunks": len(depths), "depths": said}
         _append(writer, "aux", np.concatenate(aux), rows, world, None, **attrs)
     if "draft.input" in sites:
         rows = _append_rows(writer, number, tokens, [_of_the_draft(span) for span in spans])

@@ -88,7 +88,7 @@ class Accountant:
         for stream in self.streams:
             reading = search(lane, _spaced(rows, _SAMPLE), stream, self.proposals, prefer)
             if reading is not None and reading.form.normed:
-                return replace(part, **self._named(lane, rows, stream, reading))
+                return self._named(part, lane, rows, stream, reading)
             if reading is not None and (reading.offset == 0 or reading.form != PLAIN):
                 moved = Origin(Kind.OFFSET, reading.offset, len(rows), len(rows)) if reading.offset else None
                 return replace(part, reading=reading, origin=moved)
@@ -108,7 +108,7 @@ class Accountant:
         source = sources(lane, _spaced(rows, _ROWS_OF_ORIGIN), pool, stream.noise(depth))
         return origin(source, lane.stack, pool.stack, self.traces)
 
-    def _named(self, lane: Lane, rows: Rows, stream: Stream, reading: Reading) -> dict[str, object]:
+    def _named(self, part: Part, lane: Lane, rows: Rows, stream: Stream, reading: Reading) -> Part:
         """Say which norm it was that the fitted gain belongs to."""
         view = View(lane.stack, _spaced(rows, _SAMPLE))
         around = view.around(stream, reading.depth, reading.offset)
@@ -119,7 +119,7 @@ class Accountant:
         norm: Norm = self.norms.name(fitted, reading.depth, reading.form.term, stream.noise(reading.depth))
         form = replace(reading.form, code=norm.code, words=norm.words)
         moved = Origin(Kind.OFFSET, reading.offset, len(rows), len(rows)) if reading.offset else None
-        return {"reading": replace(reading, form=form), "origin": moved, "note": norm.note}
+        return replace(part, reading=replace(reading, form=form), origin=moved, note=norm.note)
 
 
 def _agreed(parts: list[Part]) -> list[Part]:

@@ -1,7 +1,7 @@
 """Findings about the form of states and the origin of rows: what their fault classes share.
 
-A chunk may be wrong in several ways at once, each named by its own class: which depth (`wiring`), in which form,
-of which rows.
+A chunk may be wrong in several ways at once, each named by its own class: which depth (`wiring`), in which
+form, of which rows.
 """
 
 from __future__ import annotations
@@ -114,9 +114,10 @@ def _form_evidence(group: Group, part: Part) -> list[str]:
             key = (chunk.line.index, one.reading.words)
             if key not in seen:
                 seen.add(key)
+                fit = one.reading.fit
                 proof.append(
-                    f"chunk {chunk.line.index} = {_words(one)}: error {figure(one.reading.fit.error)}, rounding "
-                    f"{figure(one.reading.fit.expected)}; as the state itself {figure(chunk.line.error)}"
+                    f"chunk {chunk.line.index} = {_words(one)}: error {figure(fit.error)}, "
+                    f"rounding {figure(fit.expected)}; as the state itself {figure(chunk.line.error)}"
                 )
     proof += list(dict.fromkeys(one.note for one in group.parts if one.note))
     rivals = dict.fromkeys(rival for one in group.parts if one.reading for rival in one.reading.rivals)

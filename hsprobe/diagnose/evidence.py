@@ -61,7 +61,8 @@ class Leftover:
     """Two lanes that differ in a way that no reading of depth, form or rows explains.
 
     Attributes:
-        served: the served chunk, or where that is right the server's stream at its depth. trained: the dump's.
+        served: the served chunk, or where that is right the server's stream at its depth.
+        trained: the dump's chunk.
         handed: whether it is the served chunk that differs, from the server's own stream as well.
     """
 
@@ -107,8 +108,9 @@ class Evidence:
         has_depths: whether either side holds tensors of the stream itself.
         trained_depths: depth of every training chunk, in the dump's order.
         all_served: depth of every served chunk as found, also of those that have no training chunk.
-        differences: values that differ though depth, form and rows are right; `weights`: what the served MLP says
-            about the weights, where there are any and that can be told.
+        differences: values that differ though depth, form and rows are right.
+        weights: what the served MLP says about the weights, where values differ and it can be told.
+        tokens: how the prompts of both sides compare.
         claimed_depths: depth of every served chunk by the server's own account.
         handed: draft.input against aux, one a chunk; empty where the capture lacks either.
         divergence: where the stream first differs by more than noise; None where it does not.

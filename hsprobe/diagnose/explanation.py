@@ -83,7 +83,7 @@ def page(catalogue: Sequence[Explanation]) -> str:
     lines = [
         "# Faults that hsprobe names",
         "",
-        "Every finding of `hsprobe diff` carries one of these codes; `hsprobe explain CODE` prints its entry.",
+        "Each finding of `hsprobe diff` carries one of these codes; `hsprobe explain CODE` prints its entry.",
         "Codes are stable: a class may come to be found by better evidence, its code stays.",
         "",
         "| code | name | what is wrong |",

@@ -1,7 +1,7 @@
 """The forms in which a state can be handed over: itself, plus a multiple of one term, or normed.
 
-Every linear form is `base * state + factor * term`, with one term made of the residual stream around the state
-and one factor that is either given or fitted. Fault classes say which terms and factors are theirs
+Every linear form is `base * state + factor * term`, with one term made of the residual stream around the
+state and one factor that is either given or fitted. Fault classes say which terms and factors are theirs
 (`Proposal`); nothing here knows a class.
 
 Shapes: n rows, H channels.

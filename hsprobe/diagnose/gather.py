@@ -132,7 +132,7 @@ class Gatherer:
         """How the prompts of both sides compare."""
         found = compare_prompts(self.train.trace, self.infer.trace)
         lane = chunk_lanes(train, self.train.hidden)[0]
-        # The depth declared, else chunk against chunk: which one does not matter, since only rows are in question.
+        # The depth declared, else chunk against chunk: either will do where only rows are in question.
         served = self.infer.layers.get(lane.depth) or chunk_lanes(infer, self.infer.hidden)[0]
         noise = Level.widest(self._levels(lane.depth, served.stack, train).values()).expected
         found.shifted = shifted_ids(found, lane, served, noise)

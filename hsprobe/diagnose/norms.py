@@ -64,8 +64,8 @@ class Norms:
         if natural:
             return self._layer(
                 natural,
-                f"its gain is that of {natural} and of {finals[0]} alike: which of the two was applied cannot "
-                "be told from the values",
+                f"its gain is that of {natural} and of {finals[0]} alike: which of the two was applied "
+                "cannot be told from the values",
             )
         return self._layer(
             "an RMS norm",

@@ -1,7 +1,7 @@
 """Which rows stand where others should: each row's nearest in the whole tensor, and what they have in common.
 
-Rows are found by sketches (random projections), so that no comparison grows with rows * rows * width; only the
-nearest is then compared exactly.
+Rows are found by sketches (random projections), so that no comparison grows with rows * rows * width; only
+the nearest is then compared exactly.
 
 Shapes: n rows asked about, N rows of the pool, H channels, S sketch width.
 """
@@ -128,7 +128,7 @@ def origin(source: Source, query: Stack, pool: Stack, traces: Mapping[str, Trace
 def _moves(mine: Keys, rows: Rows, theirs: Keys, found: Rows) -> tuple[Rows, NDArray[np.bool_]]:
     """(positions from each row to its source in the same request, whether it is in the same request).
 
-    By context, not by number: the same request may have been computed twice, and is numbered anew in each trace.
+    By context, not by number: a request may have been computed twice, and each trace numbers anew.
     """
     offsets = theirs.position[found] - mine.position[rows]
     at = looked_up(*by_place(mine), places(mine, rows) + offsets)
@@ -141,7 +141,7 @@ def _stale(
 ) -> NDArray[np.bool_]:
     """Whether each source stands at the same place of the pass of the same kind just before."""
     trace = traces[query.side]
-    q_pass, q_index, q_before = _place_in_pass(query, rows, trace)
+    _, q_index, q_before = _place_in_pass(query, rows, trace)
     f_pass, f_index, _ = _place_in_pass(pool, found, trace)
     stale: NDArray[np.bool_] = (f_pass == q_before) & (f_index == q_index)
     return stale

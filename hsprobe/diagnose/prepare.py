@@ -1,4 +1,4 @@
-"""Bring together what chunks are settled with: streams, the forms that fault classes propose, the model's norms."""
+"""Bring together what chunks are settled with: streams, forms that fault classes propose, norms, weights."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Settle what each chunk is: what the server handed over of its own stream, and what the dump holds of it.
 
 The two relations are taken one by one. Served chunk against the server's own stream is one computation and
-therefore exact, whatever its precision; training chunk against that stream shows the dump's own faults and the
-noise between the two computations. Without the server's stream the training side stands in for it.
+therefore exact, whatever its precision; training chunk against that stream shows the dump's own faults and
+the noise between the two computations. Without the server's stream the training side stands in for it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hsprobe.compare.direct import Lane
-from hsprobe.compare.noise import ROW_ALLOWANCE, Level, expected_error
+from hsprobe.compare.noise import ROW_ALLOWANCE, Level, expected_error, strays
 from hsprobe.compare.stack import Rows, Stack
 from hsprobe.diagnose.account import Accountant, Part, differing, errors_of
 from hsprobe.diagnose.evidence import ChunkEvidence, Leftover
-from hsprobe.diagnose.judge import strays
 from hsprobe.diagnose.model import ChunkLine, Depth, State
 from hsprobe.diagnose.stream import Stream
 
@@ -28,7 +27,7 @@ _GOOD = (State.OK, State.NO_ROWS, State.SOME_ROWS)
 
 @dataclass(frozen=True)
 class TrainedChunk:
-    """A training chunk: its lane, None where the training side lacks the depth; its depth and how it is known."""
+    """A training chunk: its lane (None where TRAIN lacks the depth), its depth, how that is known."""
 
     lane: Lane | None
     depth: Depth
@@ -78,10 +77,11 @@ class Settler:
         """(depth that most rows hold, the rows that do not): against the server's own stream."""
         best = chunk.identity.best
         depths = [*likely, best.depth if best is not None else None]
+        phases = np.unique(lane.stack.keys.phase).tolist()
         tried: list[tuple[int, int, Rows]] = []
         for depth in dict.fromkeys(d for d in depths if isinstance(d, int) and d in self.own.states):
-            limit = ROW_ALLOWANCE * self.own.noise(depth)
-            bad, total = _bad_rows(lane, self.own.states[depth], lambda _, most=limit: most)
+            limits = dict.fromkeys(phases, ROW_ALLOWANCE * self.own.noise(depth))
+            bad, total = _bad_rows(lane, self.own.states[depth], limits)
             tried.append((len(bad), depth, bad))
             if total and len(bad) <= strays(total):
                 return depth, bad[:0]
@@ -109,7 +109,8 @@ class Settler:
         """What the dump's rows are that the server's stream does not bear out at the dump's depth."""
         if trained.lane is None or not self.own.states:
             return [], None
-        stream = Stream(self.own.states, self.own.mids, lambda d: self._cross(d, trained.lane))
+        lane = trained.lane
+        stream = Stream(self.own.states, self.own.mids, lambda d: self._cross(d, lane))
         there = mine in stream.states and trained.depth != "final"
         if not there and trained.source == "asked for":
             return [], None
@@ -119,7 +120,7 @@ class Settler:
             return [part for part in parts if part.explained], None
         right = stream.states[mine]
         limits = self.levels(mine, trained.lane.stack, right.stack)
-        bad, total = _bad_rows(trained.lane, right, lambda phase: limits[phase].row_limit)
+        bad, total = _bad_rows(trained.lane, right, {p: level.row_limit for p, level in limits.items()})
         if len(bad) <= strays(total) and not self._off(trained.lane, right, limits):
             return [], None
         whole = (
@@ -165,7 +166,7 @@ class Settler:
         kept = [part for part in served if not _as_it_is(part, base) or not part.explained]
         kept = [part for part in kept if part.explained]
         left = cross
-        # Without the server's stream, only a chunk that is clearly of the right depth can differ in its values.
+        # Without the server's stream, only a chunk clearly of the right depth can differ in its values.
         certain = bool(self.own.states) or chunk.line.state in (State.DIFFERENT, State.SOME_ROWS)
         if trained.lane is not None and certain and (fallen or not (self.own.states or served)):
             left = Leftover(lane, trained.lane, mended, handed=bool(self.own.states))
@@ -225,14 +226,14 @@ def _rows_in(lane: Lane, phase: int) -> int:
     return int(np.count_nonzero(keys.phase[keys.usable] == phase))
 
 
-def _bad_rows(left: Lane, right: Lane, limit: Callable[[int], float]) -> tuple[Rows, int]:
+def _bad_rows(left: Lane, right: Lane, limits: Mapping[int, float]) -> tuple[Rows, int]:
     """(rows of the left stack over the limit of their phase, finite rows compared)."""
     bad, total = [], 0
     for rows, errors in errors_of(left, right):
         phases = left.stack.keys.phase[rows]
         most = np.zeros(len(rows))
         for phase in np.unique(phases):
-            most[phases == phase] = limit(int(phase))
+            most[phases == phase] = limits[int(phase)]
         total += int(np.count_nonzero(np.isfinite(errors)))
         with np.errstate(invalid="ignore"):
             bad.append(rows[errors > most])

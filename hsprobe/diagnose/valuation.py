@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hsprobe.diagnose.evidence import Evidence
 from hsprobe.diagnose.model import LayerLine
 from hsprobe.diagnose.values import Difference
@@ -62,7 +64,7 @@ def coarse(evidence: Evidence) -> list[tuple[str, Difference]]:
 def grows(found: list[Difference]) -> bool:
     """Whether the error does not fall with depth by more than noise of its own would."""
     errors = [one.error for one in sorted(found, key=lambda one: one.depth)]
-    return all(later > 0.5 * earlier for earlier, later in zip(errors, errors[1:], strict=False))
+    return all(later > 0.5 * earlier for earlier, later in pairwise(errors))
 
 
 def _by_layers(evidence: Evidence, layers: list[LayerLine]) -> str:
@@ -78,7 +80,7 @@ def _by_layers(evidence: Evidence, layers: list[LayerLine]) -> str:
     if test is not None:
         return STALE if test.match is Match.OTHER else PRECISION
     errors = [line.error for line in layers]
-    smooth = all(later > 0.5 * earlier for earlier, later in zip(errors, errors[1:], strict=False))
+    smooth = all(later > 0.5 * earlier for earlier, later in pairwise(errors))
     return PRECISION if smooth and len(errors) > 1 else DIVERGENCE
 
 

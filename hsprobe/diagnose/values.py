@@ -50,12 +50,12 @@ class Difference:
     """Two lanes that differ beyond depth, form and rows.
 
     Attributes:
-        chunk, depth: what is compared. handed: whether it is the served chunk itself that differs, and not the
-            server's stream.
+        chunk, depth: what is compared. handed: whether it is the served chunk that differs, not the stream.
         rows, bad: rows compared, and those over the limit of a single row.
         error, noise: median row error, and the error to expect.
+        spread: row error that nine rows of ten stay below, over that which one of ten does.
         placeholder: the token id to whose spans the difference is confined, None if it is not.
-        first: where the first bad row of a request is, in words.
+        spans: how many these are.
     """
 
     chunk: int

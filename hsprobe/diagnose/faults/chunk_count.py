@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hsprobe.diagnose.evidence import Evidence
 from hsprobe.diagnose.explanation import Explanation
 from hsprobe.diagnose.mend import ids_mend
@@ -56,7 +58,7 @@ def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
     ]
 
 
-def _missing(served: list[Depth], trained: list[Depth]) -> list[str]:
+def _missing(served: Sequence[Depth], trained: Sequence[Depth]) -> list[str]:
     lost = [depth for depth in trained if depth not in served and depth is not None]
     more = [depth for depth in served if depth not in trained]
     found = []

@@ -35,8 +35,8 @@ def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
         return []
     return [
         EXPLANATION.finding(
-            f"{evidence.served.name} holds the last row of each pass alone: {lost:,} of {coverage.train_rows:,} "
-            "training rows were computed and not kept",
+            f"{evidence.served.name} holds the last row of each pass alone: {lost:,} of "
+            f"{coverage.train_rows:,} training rows were computed and not kept",
             rank=RANK,
             confidence=1.0,
             evidence=["the passes were run in capture mode LAST"],

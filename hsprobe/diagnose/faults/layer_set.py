@@ -72,9 +72,10 @@ def _by_account(evidence: Evidence, wrong: list[ChunkLine]) -> str:
     one = len(wrong) == 1
     noun, verb, depth = ("chunk", "is", "depth") if one else ("chunks", "are", "depths")
     said = listed(evidence.claimed_depths[line.index] for line in wrong)
+    chunks = numbers([line.index for line in wrong])
     return (
-        f"aux {noun} {numbers([line.index for line in wrong])} {verb} not what the draft was trained on; by the "
-        f"server's account {depth} {said}, trained on {listed(line.trained for line in wrong)}"
+        f"aux {noun} {chunks} {verb} not what the draft was trained on; by the server's account"
+        f" {depth} {said}, trained on {listed(line.trained for line in wrong)}"
     )
 
 

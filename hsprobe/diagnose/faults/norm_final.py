@@ -48,9 +48,10 @@ def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
     line = plain[0]
     side, other = ("served", "trained") if line.served == "final" else ("trained", "served")
     state = line.served if side == "trained" else line.trained
+    noun = "chunk" if len(plain) == 1 else "chunks"
     title = (
-        f"aux {'chunk' if len(plain) == 1 else 'chunks'} {numbers([one.index for one in plain])}: {side} after the "
-        f"final norm, {other} before it ({depth_name(state)})"
+        f"aux {noun} {numbers([one.index for one in plain])}: {side} after the final norm,"
+        f" {other} before it ({depth_name(state)})"
     )
     return [
         *found,

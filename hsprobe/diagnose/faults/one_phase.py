@@ -40,7 +40,8 @@ def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
     one = len(chunks) == 1
     title = (
         f"aux {'chunk' if one else 'chunks'} {numbers([chunk.line.index for chunk in chunks])} "
-        f"{'is' if one else 'are'} right in {' and '.join(good) or 'no phase'} and wrong in {' and '.join(bad)}"
+        f"{'is' if one else 'are'} right in {' and '.join(good) or 'no phase'} "
+        f"and wrong in {' and '.join(bad)}"
     )
     return [
         EXPLANATION.finding(

@@ -43,8 +43,8 @@ def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
             rank=RANK,
             confidence=1.0,
             evidence=[
-                f"chunk {one.chunk}: {one.bad:,} of {one.rows:,} rows differ; the middle row by {figure(one.error)}, "
-                f"expected noise {figure(one.noise)}"
+                f"chunk {one.chunk}: {one.bad:,} of {one.rows:,} rows differ; the middle row by "
+                f"{figure(one.error)}, expected noise {figure(one.noise)}"
                 for one in found
             ],
             chunks=chunks,

@@ -42,8 +42,8 @@ def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
         return []
     found = evidence.differences
     proof = [
-        f"chunk {one.chunk}: error {figure(one.error)} at depth {one.depth}, expected noise {figure(one.noise)}; the "
-        f"first four directions hold {one.shape.low_rank:.0%} of it, a constant {one.shape.constant:.0%}"
+        f"chunk {one.chunk}: error {figure(one.error)} at depth {one.depth}, expected noise "
+        f"{figure(one.noise)}; the first four directions hold {one.shape.low_rank:.0%} of it, a constant {one.shape.constant:.0%}"
         for one in found
     ]
     proof += _margins(evidence)
@@ -96,6 +96,6 @@ def _how(evidence: Evidence) -> tuple[bool, str]:
     if test is not None:
         return True, f"the served MLP of layer {test.layer} computes with the weights of {test.folder}"
     return False, (
-        "weights changed by as little would look the same (HS503): a model folder that can be read, and a capture "
-        "with '--sites aux,layer,mid', would tell"
+        "weights changed by as little would look the same (HS503): a model folder that can be read, and a "
+        "capture with '--sites aux,layer,mid', would tell"
     )

@@ -39,7 +39,8 @@ def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
         return []
     found, test = evidence.differences, evidence.weights
     proof = [
-        f"chunk {one.chunk}: error {figure(one.error)} at depth {one.depth}, expected noise {figure(one.noise)}"
+        f"chunk {one.chunk}: error {figure(one.error)} at depth {one.depth}, "
+        f"expected noise {figure(one.noise)}"
         for one in found
     ]
     layers = broken(evidence)
@@ -50,8 +51,8 @@ def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
         )
     if test is not None:
         proof.append(
-            f"the served MLP of layer {test.layer} is not that of {test.folder} (error {figure(test.before)}), nor "
-            "of a rounding of it to 8 or 4 bits"
+            f"the served MLP of layer {test.layer} is not that of {test.folder} (error "
+            f"{figure(test.before)}), nor of a rounding of it to 8 or 4 bits"
         )
     chunks = [one.chunk for one in found]
     where = (

@@ -34,12 +34,12 @@ def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
     parting = tokens.parted[0]
     return [
         EXPLANATION.finding(
-            f"the token ids of the training dump are {plural(abs(tokens.shifted), 'position')} {way} its states",
+            f"the training dump's token ids are {plural(abs(tokens.shifted), 'position')} {way} its states",
             rank=RANK,
             confidence=1.0,
             evidence=[
-                f"request {tokens.names[0][parting.train]} begins {parting.train_ids} in TRAIN, {parting.infer_ids} "
-                "in INFER",
+                f"request {tokens.names[0][parting.train]} begins {parting.train_ids} in TRAIN, "
+                f"{parting.infer_ids} in INFER",
                 "row by row, without the shift, the states of the prompts are equal up to noise",
             ],
             agree=len(tokens.parted),
