@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence
 
 from hsprobe import __version__
-from hsprobe.commands import capture, diff, explain, inspect, noise
+from hsprobe.commands import capture, demo, diff, explain, inspect, noise
 from hsprobe.commands.arguments import Parser
 from hsprobe.errors import HsprobeError
 
@@ -24,6 +24,7 @@ it was trained on, and if not, what is wrong?
 
 _EPILOG = """\
 examples:
+  hsprobe demo
   hsprobe capture --server -o infer.h5 --prompts train.h5 -- --model-path TARGET ...
   hsprobe diff train.h5 infer.h5
   hsprobe inspect infer.h5
@@ -42,7 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"hsprobe {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
-    for command in (capture, diff, noise, inspect, explain):
+    for command in (demo, capture, diff, noise, inspect, explain):
         command.add_parser(commands)
     return parser
 

@@ -139,7 +139,8 @@ def _piece(part: Part, context: NDArray[np.uint64]) -> Piece:
 def project(rows_nH: Floats, scale_H: Floats) -> Floats:
     """[n, H] -> [n, M], of rows with a mean square of 1 in every channel about unit length."""
     with np.errstate(over="ignore", invalid="ignore"):
-        found: Floats = (rows_nH / scale_H / np.float32(np.sqrt(len(scale_H)))) @ signs(len(scale_H))
+        unit_nH = rows_nH / scale_H / np.float32(np.sqrt(len(scale_H)))
+        found: Floats = (unit_nH @ signs(len(scale_H))).astype(np.float32)
     return found
 
 

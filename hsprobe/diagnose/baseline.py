@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from hsprobe.compare.noise import MEDIAN_ALLOWANCE, ROW_ALLOWANCE, STRAY_SHARE, Noise
-from hsprobe.compare.sketch import Floats, Part, Piece, Sketch, distances, lanes, project
+from hsprobe.compare.sketch import Part, Piece, Sketch, distances, lanes, project
+from hsprobe.compare.statistics import Floats
 from hsprobe.diagnose.naming import depth_name, plural
 from hsprobe.diagnose.wording import figure
 from hsprobe.errors import HsprobeError

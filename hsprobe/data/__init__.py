@@ -1,0 +1,1 @@
+"""Small traces of a real server, for `hsprobe demo`."""
