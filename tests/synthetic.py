@@ -66,7 +66,7 @@ def forward(
 ) -> States:
     """Residual stream at every depth 0..L and after the final norm, computed in `dtype`. Each [n, H].
 
-    Within layers, ("mid", k) is the stream of layer k after its attention, ("in", k) the output of its first norm.
+    Within layer k, ("mid", k) is the stream after its attention, ("in", k) the output of its first norm.
 
     Args:
         changed: what becomes of a weight by its name, as in another checkpoint.

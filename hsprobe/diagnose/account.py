@@ -26,6 +26,7 @@ from hsprobe.trace.schema import Phase
 _SAMPLE = 96
 _ROWS_OF_ORIGIN = 256
 # The phase that speaks first about rows: one with several rows of a request in a pass can tell more.
+_UNSURE = (Kind.OFFSET, Kind.STALE, Kind.REPEATED)
 _ORDER = (Phase.PREFILL, Phase.VERIFY, Phase.DRAFT_EXTEND, Phase.DECODE)
 
 
@@ -125,13 +126,13 @@ class Accountant:
 def _agreed(parts: list[Part]) -> list[Part]:
     """One fault of rows has one kind: where passes of one row cannot tell, the others speak."""
     kinds = [p.origin for p in sorted(parts, key=_speaks) if p.origin is not None]
-    chosen = next((o for o in kinds if o.kind in (Kind.OFFSET, Kind.STALE)), None)
+    chosen = next((o for o in kinds if o.kind in _UNSURE), None)
     if chosen is None:
         return parts
-    both = (Kind.OFFSET, Kind.STALE)
+    others = _UNSURE if chosen.kind is not Kind.REPEATED else (*_UNSURE, Kind.REQUEST)
     return [
         replace(part, origin=replace(part.origin, kind=chosen.kind, offset=chosen.offset))
-        if part.origin is not None and part.origin.kind in both
+        if part.origin is not None and part.origin.kind in others
         else part
         for part in parts
     ]

@@ -43,7 +43,8 @@ def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
     found = evidence.differences
     proof = [
         f"chunk {one.chunk}: error {figure(one.error)} at depth {one.depth}, expected noise "
-        f"{figure(one.noise)}; the first four directions hold {one.shape.low_rank:.0%} of it, a constant {one.shape.constant:.0%}"
+        f"{figure(one.noise)}; the first four directions hold {one.shape.low_rank:.0%} of it, "
+        f"a constant {one.shape.constant:.0%}"
         for one in found
     ]
     proof += _margins(evidence)
