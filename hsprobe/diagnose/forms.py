@@ -25,6 +25,8 @@ _QUIET = 0.1
 # A fitted factor this near to a whole number is that number; one this near to zero is no fault.
 _WHOLE, _NOTHING = 0.02, 0.03
 _EPSILON = 1e-6
+# A candidate that is as far off as this in a few rows is none.
+_SCREEN_ROWS, _FAR = 16, 0.6
 # What is further off than this is not explained, however much rounding a form would excuse.
 _MOST = 0.25
 
@@ -143,7 +145,17 @@ def fits(query_nH: Floats, around: Around, noise: float, proposals: Proposals) -
     Args:
         noise: relative error of faithful states at this depth.
     """
-    yield measure(query_nH, around.state, noise, np.abs(around.state), PLAIN)
+    screen = _Screen.of(query_nH, around.state, noise)
+    for candidate, spread, form in _candidates(query_nH, around, proposals):
+        if screen.lets(candidate):
+            yield measure(query_nH, candidate, noise, spread, form)
+
+
+def _candidates(
+    query_nH: Floats, around: Around, proposals: Proposals
+) -> Iterator[tuple[Floats, Floats, Form]]:
+    """(candidate, magnitudes that its rounding comes from, form)."""
+    yield around.state, np.abs(around.state), PLAIN
     terms = around.terms
     for code, proposal in proposals:
         if proposal.term not in terms:
@@ -155,11 +167,31 @@ def fits(query_nH: Floats, around: Around, noise: float, proposals: Proposals) -
             continue
         form = Form(code, proposal.term, proposal.base, factor, proposal.words)
         spread = abs(proposal.base) * np.abs(around.state) + abs(factor) * loose
-        yield measure(query_nH, base + np.float32(factor) * term, noise, spread, form)
+        yield base + np.float32(factor) * term, spread, form
     for name, state in (("norm", around.state), ("middle norm", around.middle)):
         if state is not None and len(state) >= _MIN_NORM_ROWS:
             fitted = normed(query_nH, state)
-            yield measure(query_nH, fitted, noise, np.abs(fitted), Form(term=name))
+            yield fitted, np.abs(fitted), Form(term=name)
+
+
+@dataclass(frozen=True)
+class _Screen:
+    """Passes over candidates that are far off in a few rows, before anything dear is computed."""
+
+    query_nH: Floats
+    rows: slice
+    scale: Floats
+
+    @classmethod
+    def of(cls, query_nH: Floats, state_nH: Floats, noise: float) -> _Screen:
+        rounding = noise * channel_scale(state_nH) / _QUIET
+        scale = np.sqrt(channel_scale(query_nH) ** 2 + rounding**2).astype(np.float32)
+        return cls(query_nH, slice(None, None, max(1, len(query_nH) // _SCREEN_ROWS)), scale)
+
+    def lets(self, candidate_nH: Floats) -> bool:
+        errors = row_errors(self.query_nH[self.rows], candidate_nH[self.rows], self.scale)
+        finite = errors[np.isfinite(errors)]
+        return not len(finite) or float(np.median(finite)) <= _FAR
 
 
 Proposals = Sequence[tuple[str, Proposal]]

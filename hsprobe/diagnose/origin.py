@@ -93,9 +93,10 @@ def sources(query: Lane, rows: Rows, pool: Lane, noise: float) -> Source:
 
 def _distances(a_nS: Floats, b_NS: Floats) -> Floats:
     """Squared distances. -> [n, N]"""
-    squares: Floats = (
-        np.sum(a_nS**2, axis=1)[:, None] + np.sum(b_NS**2, axis=1)[None, :] - 2 * (a_nS @ b_NS.T)
-    )
+    squares: Floats = a_nS @ b_NS.T
+    squares *= -2
+    squares += np.sum(a_nS**2, axis=1)[:, None]
+    squares += np.sum(b_NS**2, axis=1)[None, :]
     return squares
 
 

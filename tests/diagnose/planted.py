@@ -15,7 +15,6 @@ import numpy as np
 
 from tests.synthetic import (
     FINAL,
-    L,
     Floats,
     H,
     Make,

@@ -6,7 +6,6 @@ import pytest
 
 from hsprobe.diagnose import diff
 from tests.diagnose.planted import BENIGN, CASES, PAIRS, SITES, Case
-from tests.synthetic import World
 
 # What bfloat16's own rounding is of the size of: the fault is below the noise, and rightly not named.
 _BELOW_NOISE: set[str] = set()
