@@ -11,7 +11,7 @@ KEY := $(shell $(PYTHON) .ci/dependencies.py --key)
 PACKAGES := $(CACHE)/$(KEY)
 RUN := .venv/bin/python
 
-.PHONY: demo gallery picture test lint types unit env clean
+.PHONY: demo gallery picture test browser lint types unit env clean
 .DEFAULT_GOAL := demo
 
 demo: env
@@ -23,8 +23,13 @@ gallery: env
 # The README's picture and output, from a demo that has run.
 picture: env
 	$(RUN) -m hsprobe.fixtures.picture demo-out README.md docs/diff.svg
+	$(RUN) -m hsprobe.fixtures.screenshots docs/images
 
-test: lint types unit
+test: browser lint types unit
+
+# The HTML report is tested in Chromium.
+browser:
+	@.ci/browser
 
 lint: env
 	$(RUN) -m ruff check .

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hsprobe.commands.arguments import Parser
 
-FORMATS = ("text", "json", "junit", "github", "markdown")
+FORMATS = ("text", "json", "junit", "github", "markdown", "html")
 
 _DESCRIPTION = """\
 Say for every chunk that the draft is handed which depth of the target it
@@ -26,6 +26,7 @@ _EPILOG = """\
 examples:
   hsprobe diff train.h5 infer.h5
   hsprobe diff train.h5 infer.h5 --format json -o report.json
+  hsprobe diff train.h5 infer.h5 --format html -o report.html
   hsprobe diff train.h5 infer.h5 --format github   # in a workflow
   hsprobe diff train.h5 infer.h5 --noise tolerance.json   # see: hsprobe noise
   hsprobe diff infer.h5                 # does the server agree with itself?
