@@ -13,7 +13,7 @@ from hsprobe.diagnose.account import Part
 from hsprobe.diagnose.evidence import ChunkEvidence, Evidence
 from hsprobe.diagnose.explanation import Explanation
 from hsprobe.diagnose.model import Finding, Mend
-from hsprobe.diagnose.naming import depth_name, numbers, phase_name
+from hsprobe.diagnose.naming import depth_name, listed, numbers, phase_name
 from hsprobe.diagnose.origin import Kind
 from hsprobe.diagnose.wording import figure
 
@@ -80,13 +80,9 @@ def form_findings(
     found = []
     for group in groups(evidence, lambda part: part.form.code == about.code):
         part = group.parts[0]
-        words = [_words(one) for one in group.parts]
-        same = len(set(words)) == 1
-        what = words[0] if same else f"{words[0]}, and so on"
-        holds = group.verb("is", "are")
         found.append(
             about.finding(
-                f"{group.subject} {holds} {what}{group.phases}",
+                f"{group.subject} {_what(group.parts)}{group.phases}",
                 rank=rank,
                 confidence=_confidence(group.parts),
                 evidence=_form_evidence(group, part),
@@ -97,6 +93,17 @@ def form_findings(
             )
         )
     return found
+
+
+def _what(parts: Sequence[Part]) -> str:
+    """`is depth 3 (...) without ...`, `are depths 3, 6, 8, each without ...`."""
+    if len({_words(part) for part in parts}) == 1:
+        return f"is {_words(parts[0])}"
+    general = dict.fromkeys(part.form.general for part in parts)
+    depths = dict.fromkeys(part.reading.depth for part in parts if part.reading is not None)
+    if len(general) == 1:
+        return f"are depths {listed(depths)}, each {next(iter(general))}"
+    return f"are {', '.join(dict.fromkeys(_words(part) for part in parts))}"
 
 
 def _words(part: Part) -> str:

@@ -112,8 +112,8 @@ def detail(report: Report) -> Detail:
 def _heatmap(report: Report, train: Side, infer: Side) -> tuple[list[Depth], list[HeatRow]]:
     """Trained and served chunks against the depths captured; of a whole model, its depths against those."""
     candidates = depth_candidates(infer) or depth_candidates(train)
-    labels = list(dict.fromkeys(c.label for c in candidates))
-    depths: list[Depth] = [label.number if label.kind == "depth" else "final" for label in labels]
+    depths = sorted({c.label.depth if c.label.kind == "depth" else "final" for c in candidates}, key=_order)
+    labels = [Label.of(depth) for depth in depths]
     trained = {line.index: line.trained for line in report.chunks}
     rows = []
     for side, group in ((train, "trained"), (infer, "served")):
@@ -122,10 +122,14 @@ def _heatmap(report: Report, train: Side, infer: Side) -> tuple[list[Depth], lis
             rows.append(HeatRow(f"{group} chunk {k}", group, trained.get(k), errors))
     if train.layers and infer.layers:
         ours = [Candidate(Label.of(depth), lane) for depth, lane in infer.layers.items()]
-        for depth, lane in train.layers.items():
-            (errors,) = _against([lane], ours, labels)
+        for depth in sorted(train.layers, key=_order):
+            (errors,) = _against([train.layers[depth]], ours, labels)
             rows.append(HeatRow(f"trained depth {depth}", "stream", depth, errors))
     return depths, rows
+
+
+def _order(depth: Depth) -> int:
+    return depth if isinstance(depth, int) else 1 << 30
 
 
 def _against(

@@ -80,6 +80,7 @@ class ChunkEvidence:
         served, trained: what the rows of either side are that are not what they should be, by phase.
         depths: phase -> depth that most rows of the served chunk hold there; empty where all is well.
         leftover: what differs beyond that. fallen: whether some served rows are explained by nothing.
+        between: such rows lie between this depth and the one before, as the stream within a layer does.
     """
 
     line: ChunkLine
@@ -91,6 +92,7 @@ class ChunkEvidence:
     depths: dict[int, int | None] = field(default_factory=dict)
     leftover: Leftover | None = None
     fallen: bool = False
+    between: int | None = None
 
     @property
     def parts(self) -> list[tuple[str, Part]]:

@@ -39,7 +39,7 @@ class Form:
         code: the fault class that proposed it, empty for the state itself.
         term: the name of the term, see `terms`; "norm" and "middle norm" for normed states.
         base, factor: the state is taken `base` times, the term `factor` times.
-        words: what it is, with `{above}` for the layer whose output the state is and `{below}` for the next.
+        words: what it is, with `{above}` for the layer whose output the state is, `{below}` for the next.
     """
 
     code: str = ""
@@ -56,7 +56,16 @@ class Form:
         """The words, filled in. Empty for the state itself."""
         above = "?" if depth is None else str(depth - 1)
         below = "?" if depth is None else str(depth)
-        return self.words.format(above=above, below=below, factor=f"{1 + self.factor:.3g}")
+        return self.words.format(above=f"layer {above}", below=f"layer {below}", factor=self._times)
+
+    @property
+    def general(self) -> str:
+        """The words for several depths at once."""
+        return self.words.format(above="its last layer", below="the next layer", factor=self._times)
+
+    @property
+    def _times(self) -> str:
+        return f"{1 + self.factor:.3g}"
 
 
 PLAIN = Form()
@@ -261,9 +270,16 @@ def rms_normed(state_nH: Floats) -> Floats:
 
 
 def gain(query_nH: Floats, unit_nH: Floats) -> Floats:
-    """The factor of each channel that takes `unit` to `query`, by least squares. -> [H]"""
+    """The factor of each channel that takes `unit` to `query`: the median over its larger values. -> [H]
+
+    A sink row, a thousand times larger in a few channels, would drag a mean along.
+    """
     whole = finite_rows(query_nH) & finite_rows(unit_nH)
     unit, query = unit_nH[whole], query_nH[whole]
-    power = np.maximum(np.sum(unit**2, axis=0), 1e-20)
-    found: Floats = (np.sum(unit * query, axis=0) / power).astype(np.float32)
+    size = np.abs(unit)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratios = np.where(size >= np.median(size, axis=0), query / unit, np.nan)
+    ratios[~np.isfinite(ratios)] = np.nan
+    ratios[:, np.isnan(ratios).all(axis=0)] = 0.0
+    found: Floats = np.nanmedian(ratios, axis=0).astype(np.float32)
     return found

@@ -77,6 +77,10 @@ class Norms:
         return Norm(self.codes[FINAL], "after the final norm", note)
 
     def _layer(self, name: str, note: str) -> Norm:
+        if "input_layernorm" in name:
+            name = "the input norm of {below}"
+        elif "post_attention" in name:
+            name = "the norm after the attention of {above}"
         return Norm(self.codes[LAYER], f"overwritten by {name}", note)
 
     def _near(self, fitted: Floats, most: float) -> list[str]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from hsprobe.compare.direct import Lane
 from hsprobe.compare.stack import Rows
+from hsprobe.compare.statistics import channel_scale
 from hsprobe.diagnose.forms import PLAIN, Fit, Form, Proposals, fits
 from hsprobe.diagnose.stream import Stream, View
 
@@ -98,3 +99,27 @@ def _cost(reading: Reading, prefer: Sequence[int]) -> tuple[int, int, int, float
         complexity = 1 if form.factor in (-1.0, 1.0) else 3
     place = prefer.index(reading.depth) if reading.depth in prefer else len(prefer)
     return complexity, abs(reading.offset), place, reading.fit.strain
+
+
+def between(query: Lane, rows: Rows, stream: Stream) -> int | None:
+    """The depth d such that the rows lie between d - 1 and d, as the stream within a layer does, if any.
+
+    No proof: a hint for where the stream within layers was not captured.
+    """
+    view = View(query.stack, rows)
+    mine = query.of(query.stack.read(rows))
+    best: tuple[float, int] | None = None
+    for depth in stream.depths:
+        around = view.around(stream, depth)
+        if around is None or around.before is None:
+            continue
+        scale = np.maximum(channel_scale(mine), channel_scale(around.state))
+        whole, low, high = (
+            np.linalg.norm(gap / scale, axis=1)
+            for gap in (around.state - around.before, mine - around.before, around.state - mine)
+        )
+        inside = np.mean((low < whole) & (high < whole))
+        size = float(np.median((low**2 + high**2) / np.maximum(whole**2, 1e-12)))
+        if inside >= _SHARE and (best is None or size < best[0]):
+            best = (size, depth)
+    return None if best is None else best[1]

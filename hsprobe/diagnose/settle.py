@@ -12,16 +12,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hsprobe.compare.align import spread
 from hsprobe.compare.direct import Lane
 from hsprobe.compare.noise import ROW_ALLOWANCE, Level, expected_error, strays
 from hsprobe.compare.stack import Rows, Stack
 from hsprobe.diagnose.account import Accountant, Part, differing, errors_of
 from hsprobe.diagnose.evidence import ChunkEvidence, Leftover
 from hsprobe.diagnose.model import ChunkLine, Depth, State
+from hsprobe.diagnose.search import between
 from hsprobe.diagnose.stream import Stream
 
 LevelsOf = Callable[..., dict[int, Level]]
 _HALF = 0.5
+_ROWS_BETWEEN = 96
 _GOOD = (State.OK, State.NO_ROWS, State.SOME_ROWS)
 
 
@@ -172,8 +175,19 @@ class Settler:
             left = Leftover(lane, trained.lane, mended, handed=bool(self.own.states))
         line = self._line(chunk.line, depths, mended, mine, kept, theirs, bool(fallen), left is not None)
         return replace(
-            chunk, line=line, served=kept, trained=theirs, depths=depths, leftover=left, fallen=bool(fallen)
+            chunk,
+            line=line,
+            served=kept,
+            trained=theirs,
+            depths=depths,
+            leftover=left,
+            fallen=bool(fallen),
+            between=self._between(lane) if fallen and not self.own.mids else None,
         )
+
+    def _between(self, lane: Lane) -> int | None:
+        rows = spread(lane.stack.keys.usable, lane.stack.keys, _ROWS_BETWEEN)
+        return between(lane, rows, self.own)
 
     def _line(
         self,

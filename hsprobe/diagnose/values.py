@@ -150,7 +150,8 @@ def _shape(served_nH: Floats, trained_nH: Floats, scale_H: Floats) -> Shape:
         low_rank=float(np.sum(values[:_FEW_DIRECTIONS] ** 2) / max(np.sum(values**2), 1e-12)),
         scale=factor,
         scaled=float(np.median(1 - left / np.maximum(whole, 1e-12))),
-        gram=_gram(a, b),
+        # In the channels as they are: a rotation mixes loud and quiet ones.
+        gram=_gram(served_nH.astype(np.float64), trained_nH.astype(np.float64)),
         channels=float(per_channel[: max(1, len(per_channel) // 100)].sum() / max(energy, 1e-12)),
         bits=(significant_bits(served_nH), significant_bits(trained_nH)),
     )

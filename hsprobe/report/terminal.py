@@ -164,6 +164,9 @@ def _chunk_table(lines: Sequence[ChunkLine]) -> Table:
         served = short(line.served)
         if line.served is None and line.served_chunk is not None:
             served = f"= chunk {line.served_chunk}"
+        if line.form or line.origin:
+            depth = "?" if line.served is None else str(line.served)
+            served = f"{depth}, {'other form' if line.form else 'other rows'}"
         table.add_row(
             str(line.index),
             short(line.trained),

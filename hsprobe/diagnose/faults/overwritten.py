@@ -10,7 +10,7 @@ from hsprobe.diagnose.model import Finding
 
 RANK = 23
 NORM = "layer"
-PROPOSALS = (Proposal("next attention", (1.0,), "with the attention output of layer {below} added to it"),)
+PROPOSALS = (Proposal("next attention", (1.0,), "with the attention output of {below} added to it"),)
 EXPLANATION = Explanation(
     code="HS203",
     name="ALIAS",

@@ -10,13 +10,11 @@ from hsprobe.diagnose.model import Finding
 
 RANK = 24
 PROPOSALS = (
-    Proposal("middle", (-1.0,), "without its residual (the output of layer {above}'s MLP alone)"),
-    Proposal("before", (-1.0,), "without its residual (what layer {above} adds alone)"),
-    Proposal(
-        "attention", (1.0,), "without its residual (the output of layer {above}'s attention alone)", base=0.0
-    ),
-    Proposal("middle", (1.0,), "with the residual of layer {above}'s MLP counted twice"),
-    Proposal("before", (1.0,), "with the residual of layer {above} counted twice"),
+    Proposal("middle", (-1.0,), "without its residual (the output of {above}'s MLP alone)"),
+    Proposal("before", (-1.0,), "without its residual (what {above} adds alone)"),
+    Proposal("attention", (1.0,), "without its residual (the output of {above}'s attention alone)", base=0.0),
+    Proposal("middle", (1.0,), "with the residual of {above}'s MLP counted twice"),
+    Proposal("before", (1.0,), "with the residual of {above} counted twice"),
     Proposal("state", (1.0,), "counted twice (the whole state doubled)"),
 )
 EXPLANATION = Explanation(

@@ -10,8 +10,8 @@ from hsprobe.diagnose.model import Finding
 
 RANK = 25
 PROPOSALS = (
-    Proposal("mlp", (-1.0,), "without the MLP output of layer {above}"),
-    Proposal("attention", (-1.0,), "without the attention output of layer {above}"),
+    Proposal("mlp", (-1.0,), "without the MLP output of {above}"),
+    Proposal("attention", (-1.0,), "without the attention output of {above}"),
 )
 EXPLANATION = Explanation(
     code="HS205",

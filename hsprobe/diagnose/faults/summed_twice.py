@@ -10,9 +10,9 @@ from hsprobe.diagnose.model import Finding
 
 RANK = 26
 PROPOSALS = (
-    Proposal("mlp", (), "with the MLP output of layer {above} taken {factor} times"),
-    Proposal("attention", (), "with the attention output of layer {above} taken {factor} times"),
-    Proposal("block", (), "with all that layer {above} adds taken {factor} times"),
+    Proposal("mlp", (), "with the MLP output of {above} taken {factor} times"),
+    Proposal("attention", (), "with the attention output of {above} taken {factor} times"),
+    Proposal("block", (), "with all that {above} adds taken {factor} times"),
     Proposal("state", (), "taken {factor} times"),
 )
 EXPLANATION = Explanation(

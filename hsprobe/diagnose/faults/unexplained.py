@@ -26,6 +26,8 @@ EXPLANATION = Explanation(
         "forms."
     ),
 )
+# Shares from which a difference is called by that name.
+_MOSTLY, _NEARLY_ALL, _ISOMETRIC, _FAR = 0.5, 0.9, 0.98, 0.3
 
 
 def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
@@ -50,7 +52,7 @@ def _finding(evidence: Evidence, state: State, chunks: list[ChunkEvidence]) -> F
         rank=RANK,
         # A place that was identified is as sure as the identification; that rows differ is measured.
         confidence=min(line.confidence for line in lines) if measured else 1.0,
-        evidence=[sentence for chunk in chunks for sentence in _proof(chunk)],
+        evidence=[sentence for chunk in chunks for sentence in _proof(chunk, evidence)],
         mend=Mend(steps=[_step(evidence, state)]),
         chunks=[line.index for line in lines],
         agree=max(line.over for line in lines),
@@ -76,7 +78,7 @@ def _title(state: State, chunks: list[ChunkEvidence]) -> str:
     return f"{name} {'matches' if one else 'match'} nothing that was captured (trained on {depths})"
 
 
-def _proof(chunk: ChunkEvidence) -> list[str]:
+def _proof(chunk: ChunkEvidence, evidence: Evidence) -> list[str]:
     line = chunk.line
     proof = [
         f"chunk {line.index}: error {figure(line.error)}, expected noise {figure(line.noise)}; "
@@ -86,6 +88,7 @@ def _proof(chunk: ChunkEvidence) -> list[str]:
         proof.append("by phase: " + ", ".join(f"{p.phase} {figure(p.error)}" for p in line.phases))
     if line.worst_at:
         proof.append(f"worst row: {figure(line.worst)} at {line.worst_at}")
+    proof += _described(chunk, evidence)
     identity = chunk.identity
     if line.state is State.UNKNOWN and identity.best is not None and identity.best.kind != "constant":
         near = f"nearest candidate: {label_name(identity.best)}, error {figure(identity.error)}"
@@ -93,6 +96,34 @@ def _proof(chunk: ChunkEvidence) -> list[str]:
             near += f"; next {label_name(identity.second)}, {figure(identity.second_error)}"
         proof.append(near)
     return proof
+
+
+def _described(chunk: ChunkEvidence, evidence: Evidence) -> list[str]:
+    """What the difference is like."""
+    if chunk.between is not None:
+        return [
+            f"the rows lie between depth {chunk.between - 1} and {chunk.between}, as they would without that "
+            "layer's last add (HS205) or with the next attention added (HS203): a capture with '--sites "
+            "aux,layer,mid' tells"
+        ]
+    one = next((d for d in evidence.differences if d.chunk == chunk.line.index), None)
+    if one is None:
+        return []
+    shape, found = one.shape, []
+    if shape.constant >= _MOSTLY:
+        found.append(f"one vector, the same in all rows, makes up {shape.constant:.0%} of it")
+    elif shape.low_rank >= _NEARLY_ALL:
+        found.append(f"four directions hold {shape.low_rank:.0%} of it: it is low in rank")
+    if shape.scaled >= _MOSTLY:
+        found.append(f"the trained states times {shape.scale:.3g} explain {shape.scaled:.0%} of it")
+    if shape.gram >= _ISOMETRIC and one.error >= _FAR:
+        found.append(
+            f"inner products between rows are the same on both sides (correlation {shape.gram:.3f}): the "
+            "channels are rotated or permuted"
+        )
+    if shape.channels >= _MOSTLY:
+        found.append(f"one channel in a hundred holds {shape.channels:.0%} of it")
+    return found or ["it has no constant, scale, low rank or rotation in it, and is spread over the channels"]
 
 
 def _step(evidence: Evidence, state: State) -> str:
