@@ -112,7 +112,8 @@ def detail(report: Report) -> Detail:
 def _heatmap(report: Report, train: Side, infer: Side) -> tuple[list[Depth], list[HeatRow]]:
     """Trained and served chunks against the depths captured; of a whole model, its depths against those."""
     candidates = depth_candidates(infer) or depth_candidates(train)
-    depths = sorted({c.label.depth if c.label.kind == "depth" else "final" for c in candidates}, key=_order)
+    found: set[Depth] = {c.label.depth if c.label.kind == "depth" else "final" for c in candidates}
+    depths = sorted(found, key=_order)
     labels = [Label.of(depth) for depth in depths]
     trained = {line.index: line.trained for line in report.chunks}
     rows = []

@@ -17,7 +17,7 @@ from hsprobe.cli import main
 from hsprobe.diagnose import Report, diff
 from hsprobe.fixtures import screenshots
 from hsprobe.fixtures.screenshots import open_report
-from tests.synthetic import write_infer, write_train
+from tests.synthetic import L, write_infer, write_train
 
 Browser = webdriver.Chrome
 
@@ -154,7 +154,10 @@ def test_a_whole_model_shows_growth_and_every_depth(pages: Path, browser: Browse
     open_report(browser, pages / "all-good.html")
     assert _traces(browser, "growth-chart") == ["prefill", "decode", "verify", "expected noise"]
     names = browser.execute_script("return document.getElementById('heat-chart').data[0].y")
-    assert "trained depth 5" in names
+    assert names[-2:] == [f"trained depth {L}", "trained depth final"]
+    assert (
+        browser.execute_script("return document.getElementById('heat-chart').data[0].x").pop() == "final norm"
+    )
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -185,6 +188,11 @@ def _luminance(colour: str) -> float:
     parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
     red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_one_capture_alone_has_no_page(pages: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", f"{pages}/good.h5", "--format", "html"]) == 2
+    assert "Give a training dump too" in capsys.readouterr().err
 
 
 def test_without_plotly_it_says_what_to_install(
