@@ -1,10 +1,14 @@
 """A representative dozen of the planted faults, on two servers; ``make gallery`` runs all of them."""
 
+from xml.etree import ElementTree
+
+import jsonschema
 import pytest
 
 from hsprobe.fixtures.faults.cases import CASES
 from hsprobe.fixtures.faults.gallery import in_order, run_case
 from hsprobe.fixtures.faults.kitchen import Kitchen
+from hsprobe.report import json, junit, schema
 
 NAMES = (
     "nothing/llama-float32",
@@ -41,3 +45,7 @@ def test_names_are_of_cases():
 def test_planted_codes_are_named_and_no_others(gallery, case):
     outcome = run_case(gallery, case)
     assert outcome.codes == case.codes, outcome.said
+    assert outcome.report is not None
+    jsonschema.validate(json.document(outcome.report), schema.published())
+    failed = ElementTree.fromstring(junit.document(outcome.report)).findall(".//failure")
+    assert bool(failed) == bool(case.codes)

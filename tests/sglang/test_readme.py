@@ -156,5 +156,7 @@ def test_installed_package_has_its_plugin_its_fixtures_and_nothing_at_the_top(tm
     assert {name for name in top if not name.endswith(".dist-info")} == {"hsprobe"}
     assert (place / "hsprobe/fixtures/trained/draft/model.safetensors").is_file()
     assert (place / "hsprobe/fixtures/cpu/path/sgl_kernel/__init__.py").is_file()
+    for name in ("data/broken.h5", "report/html/page.js", "report/schema/report.schema.json"):
+        assert (place / "hsprobe" / name).is_file()
     entry_points = next(place.glob("*.dist-info")) / "entry_points.txt"
     assert "hsprobe.probes.sglang:activate" in entry_points.read_text()
