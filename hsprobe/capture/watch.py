@@ -19,6 +19,7 @@ from hsprobe.compare.stack import Stack, stacks_of
 from hsprobe.compare.statistics import ErrorStats, Floats, row_errors
 from hsprobe.trace import schema
 from hsprobe.trace.context import START, extend
+from hsprobe.trace.place import owner_runs
 from hsprobe.trace.reader import Trace
 from hsprobe.trace.schema import HEALTH_CHECK_PREFIX, Model, Phase
 from hsprobe.trace.spool import Record, SpoolReader
@@ -52,7 +53,7 @@ class Tally:
         passes, rows: by (model, phase) in words.
         blocks, committed: verify blocks whose fate is known, and the tokens that they committed.
         sites: by tensor name, chunks apart: `aux chunk 0`.
-        gaps: reasons and how often. ended: whether every server process has said goodbye.
+        gaps: reasons and how often. ended: whether every server process has said goodbye, or is gone.
     """
 
     passes: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -121,7 +122,8 @@ class Watch:
             rank.read()
         self.tally.spools = len(paths)
         self.tally.size = sum(path.stat().st_size for path in paths)
-        self.tally.ended = bool(paths) and all(self._ranks[path].ended for path in paths)
+        ended = [self._ranks[path].ended or not owner_runs(path) for path in paths]
+        self.tally.ended = bool(ended) and all(ended)
         return self.tally
 
 

@@ -27,11 +27,16 @@ def make_private(directory: Path) -> None:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Delete the spools of processes that have ended; their names end in the process id."""
+    """Delete the spools of processes that have ended."""
     for spool in directory.glob("*.spool"):
-        owner = spool.stem.rpartition("-")[2]
-        if owner.isdigit() and not _runs(int(owner)):
+        if not owner_runs(spool):
             spool.unlink(missing_ok=True)
+
+
+def owner_runs(spool: Path) -> bool:
+    """Whether the process that writes a spool runs, as far as its name tells: it ends in the process id."""
+    owner = spool.stem.rpartition("-")[2]
+    return not owner.isdigit() or _runs(int(owner))
 
 
 def _runs(pid: int) -> bool:

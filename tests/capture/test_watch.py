@@ -51,7 +51,7 @@ def _errors(folder: Path) -> dict[str, float]:
 def test_errors_so_far_are_those_that_the_diff_finds(
     name: str, low: float, high: float, tmp_path: Path
 ) -> None:
-    server = Server(tmp_path / "0.spool")
+    server = Server(tmp_path / "rank.spool")
     list(_play(server, name))
     server.stop()
     errors = _errors(tmp_path)
@@ -61,7 +61,7 @@ def test_errors_so_far_are_those_that_the_diff_finds(
 
 
 def test_it_reads_on_where_it_left_off(tmp_path: Path) -> None:
-    server = Server(tmp_path / "0.spool")
+    server = Server(tmp_path / "rank.spool")
     watch = Watch(tmp_path)
     seen = []
     for _ in _play(server, "right.h5"):
@@ -77,8 +77,17 @@ def test_it_reads_on_where_it_left_off(tmp_path: Path) -> None:
     assert len(watch.tally.requests) == 2
 
 
+def test_a_server_that_was_killed_has_ended(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    server = Server(tmp_path / f"tp0-{gone.pid}.spool")
+    server.run("prefill", {"a": (0, [1, 2, 3])})
+    server.spool.flush()
+    assert Watch(tmp_path).read().ended
+
+
 def test_acceptance_is_the_tokens_that_a_verify_block_commits(tmp_path: Path) -> None:
-    server = Server(tmp_path / "0.spool")
+    server = Server(tmp_path / "rank.spool")
     server.run("prefill", {"a": (0, [1, 2, 3])})
     server.run("verify", {"a": (3, [4, 5, 6, 7])})
     server.run("verify", {"a": (7, [8, 9, 10, 11])})
@@ -90,7 +99,7 @@ def test_acceptance_is_the_tokens_that_a_verify_block_commits(tmp_path: Path) ->
 
 
 def test_gaps_are_counted_by_reason(tmp_path: Path) -> None:
-    server = Server(tmp_path / "0.spool")
+    server = Server(tmp_path / "rank.spool")
     for _ in range(3):
         server.spool.append("gap", {"pass": 1, "site": "aux", "reason": "inside a CUDA graph"})
     server.spool.append("pass", {"pass": "nonsense"})
@@ -101,7 +110,7 @@ def test_gaps_are_counted_by_reason(tmp_path: Path) -> None:
 
 
 def test_once_shows_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    server = Server(tmp_path / "0.spool")
+    server = Server(tmp_path / "rank.spool")
     list(_play(server, "broken.h5"))
     server.stop()
     assert main(["watch", str(tmp_path), "--once", "--against", str(TRAIN)]) == 0
@@ -112,7 +121,7 @@ def test_once_shows_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_it_follows_until_the_server_says_goodbye(tmp_path: Path) -> None:
-    server = Server(tmp_path / "0.spool")
+    server = Server(tmp_path / "rank.spool")
     server.spool.flush()
     command = [sys.executable, "-m", "hsprobe", "watch", str(tmp_path), "--every", "0.05"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
