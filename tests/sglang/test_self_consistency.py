@@ -9,8 +9,6 @@ from serving import CAPTURE_SECONDS, Configuration, Kitchen, run_hsprobe
 from hsprobe.fixtures import cpu
 from hsprobe.trace.reader import Trace
 
-pytestmark = pytest.mark.server
-
 
 @pytest.fixture(scope="module")
 def twice(kitchen: Kitchen, tmp_path_factory) -> Path:
