@@ -17,7 +17,7 @@ from hsprobe.compare.statistics import Floats, row_errors
 from hsprobe.diagnose.forms import PLAIN, Fit, Form, Proposals, gain, rms_normed
 from hsprobe.diagnose.norms import Norm, Norms
 from hsprobe.diagnose.origin import Kind, Origin, origin, sources, zeros
-from hsprobe.diagnose.search import Reading, search
+from hsprobe.diagnose.search import Reading, near, search
 from hsprobe.diagnose.stream import Stream, View
 from hsprobe.trace.reader import Trace
 from hsprobe.trace.schema import Phase
@@ -93,7 +93,11 @@ class Accountant:
             if reading is not None and (reading.offset == 0 or reading.form != PLAIN):
                 moved = Origin(Kind.OFFSET, reading.offset, len(rows), len(rows)) if reading.offset else None
                 return replace(part, reading=reading, origin=moved)
-            depths = [reading.depth] if reading else _unique([*prefer, *stream.depths])
+            depths = (
+                [reading.depth]
+                if reading
+                else _unique([*prefer, *(d for d in stream.depths if near(d, prefer))])
+            )
             for depth in depths:
                 found = self._origin(lane, rows, stream, depth) if depth in stream.states else None
                 if found is not None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from hsprobe.compare.direct import Lane
 from hsprobe.compare.stack import Rows
-from hsprobe.compare.statistics import channel_scale
+from hsprobe.compare.statistics import Floats, channel_scale
 from hsprobe.diagnose.forms import PLAIN, Fit, Form, Proposals, fits
 from hsprobe.diagnose.stream import Stream, View
 
@@ -22,6 +22,9 @@ _SHARE, _SHARE_SHIFTED = 0.9, 0.6
 # Readings whose errors are this much alike are told apart by what is known, not by the error.
 _ALIKE, _FINE = 2.0, 0.5
 _MIN_ROWS = 4
+# A depth is looked at closely when a few rows leave no more error than this under some form.
+_SCOUTS, _PROMISING = 24, 0.4
+_NEAR = 2
 
 
 @dataclass(frozen=True)
@@ -54,26 +57,47 @@ def search(
         rows: of the query's stack, ascending.
         prefer: depths that are likelier than others, the likeliest first; they decide between equals.
     """
-    view = View(query.stack, rows)
-    mine = query.of(query.stack.read(rows))
+    whole = _Rows.of(query, rows)
+    few = _Rows.of(query, rows[:: max(1, len(rows) // _SCOUTS)])
     for offsets, share in (((0,), _SHARE), (OFFSETS, _SHARE_SHIFTED)):
-        found = [
-            Reading(depth, fit.form, offset, fit)
-            for offset in offsets
-            for depth in stream.depths
-            for fit in _fits_at(mine, view, stream, depth, offset, proposals)
-            if fit.good and fit.share >= share and fit.rows >= min(_MIN_ROWS, len(rows))
-        ]
+        found = []
+        for offset in offsets:
+            for depth in stream.depths:
+                # Forms of rows that are moved too are tried where the depth is a likely one.
+                forms = proposals if not offset or near(depth, prefer) else ()
+                if not any(fit.error <= _PROMISING for fit in few.fits(stream, depth, offset, forms)):
+                    continue
+                found += [
+                    Reading(depth, fit.form, offset, fit)
+                    for fit in whole.fits(stream, depth, offset, forms)
+                    if fit.good and fit.share >= share and fit.rows >= min(_MIN_ROWS, len(rows))
+                ]
         if found:
             return _simplest(found, prefer)
     return None
 
 
-def _fits_at(
-    mine_nH: np.ndarray, view: View, stream: Stream, depth: int, offset: int, proposals: Proposals
-) -> list[Fit]:
-    around = view.around(stream, depth, offset)
-    return [] if around is None else list(fits(mine_nH, around, stream.noise(depth), proposals))
+def near(depth: int, prefer: Sequence[int]) -> bool:
+    """Whether a depth is one of the likely ones, or within two of one."""
+    return any(abs(depth - likely) <= _NEAR for likely in prefer)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Some rows of the query: what they hold and their partners."""
+
+    mine_nH: Floats
+    view: View
+
+    @classmethod
+    def of(cls, query: Lane, rows: Rows) -> _Rows:
+        return cls(query.of(query.stack.read(rows)), View(query.stack, rows))
+
+    def fits(self, stream: Stream, depth: int, offset: int, proposals: Proposals) -> list[Fit]:
+        around = self.view.around(stream, depth, offset)
+        if around is None:
+            return []
+        return list(fits(self.mine_nH, around, stream.noise(depth), proposals))
 
 
 def _simplest(found: list[Reading], prefer: Sequence[int]) -> Reading:
