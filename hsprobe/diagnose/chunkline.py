@@ -34,8 +34,7 @@ def chunk_evidence(
         declared_served: the depth that the server says it is.
         places: where the worst row and the first row that is not finite are, in words.
     """
-    verdict = judge(direct, whole, by_phase, wanted)
-    total = direct.total
+    verdict, total = judge(direct, whole, by_phase, wanted), direct.total
     phases = _phase_lines(direct, whole, by_phase, verdict)
     served, served_chunk = _served(whole, verdict.state, trained[0], declared_served)
     line = ChunkLine(
