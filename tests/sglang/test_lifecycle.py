@@ -94,7 +94,8 @@ def test_ctrl_c_leaves_a_readable_trace_and_no_process(kitchen, tmp_path):
     assert processes_with(marker) == []
     with Trace.open(out) as trace:
         assert len(trace.ranks[0].tensors["aux"]) > 70
-        assert len(trace.requests.ids) == 4
+        # Requests this long wait for one another: the server had begun some of the four.
+        assert 1 <= len(trace.requests.ids) <= 4
     assert list(tmp_path.glob("hsprobe-*")) == []
 
 
