@@ -237,6 +237,7 @@ def _pass_columns(passes: list[PassRows], row_of: Mapping[int, Ints]) -> dict[st
         "mode": [one.mode for one in passes],
         "n_rows": [int((row_of[one.number] != _LEFT_OUT).sum()) for one in passes],
         "time": [one.time for one in passes],
+        "graph": [int(one.graph) for one in passes],
     }
 
 

@@ -63,6 +63,7 @@ class PassRows:
     """One forward pass as its probe recorded it.
 
     Attributes:
+        graph: replayed from a CUDA graph.
         tokens, positions: [T] int64.
         rids, req_rows: the requests in batch order and how many rows each has; rows beyond them are padding.
     """
@@ -76,6 +77,7 @@ class PassRows:
     req_rows: tuple[int, ...]
     tokens: Ints
     positions: Ints
+    graph: bool = False
 
     @classmethod
     def parse(cls, header: Mapping[str, Any], payload: bytes) -> PassRows:
@@ -102,6 +104,7 @@ class PassRows:
             req_rows=req_rows,
             tokens=tokens,
             positions=positions,
+            graph=header.get("graph") is True,
         )
 
     def blocks(self) -> Iterator[Block]:

@@ -41,6 +41,7 @@ class Keys:
     phase: NDArray[np.uint8]
     status: NDArray[np.uint8]
     model: NDArray[np.uint8]
+    graph: NDArray[np.uint8]
     row: Rows
 
     @cached_property
@@ -151,6 +152,7 @@ def _keys(found: list[tuple[int, Rank, Tensor]]) -> Keys:
         passes = _take(rank.rows["pass"], index)
         columns["phase"] = rank.passes["phase"][passes]
         columns["model"] = rank.passes["model"][passes]
+        columns["graph"] = rank.passes["graph"][passes]
         columns["row"] = index + (number << RANK_SHIFT) if number else index
         for name, values in columns.items():
             parts.setdefault(name, []).append(values)

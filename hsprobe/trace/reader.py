@@ -233,7 +233,7 @@ class Rank:
     Attributes:
         index: number of the rank in the trace.
         coords: its place: tp, pp, dp, attn_tp.
-        passes: [P] columns id, model, phase, mode, n_rows, time (see `schema.PASS_COLUMNS`).
+        passes: [P] columns id, model, phase, mode, n_rows, time, graph (see `schema.PASS_COLUMNS`).
         rows: [T] columns pass, request, position, token, context, status (see `schema.ROW_COLUMNS`).
         tensors: name -> tensor.
     """
@@ -254,6 +254,7 @@ class Rank:
             ("passes", "model", 0, max(schema.Model)),
             ("passes", "phase", 0, max(schema.Phase)),
             ("passes", "mode", 0, max(schema.CaptureMode)),
+            ("passes", "graph", 0, max(schema.Launch)),
             ("rows", "status", 0, max(schema.RowStatus)),
             ("rows", "pass", 0, len(self.passes["id"]) - 1),
             ("rows", "request", schema.NO_REQUEST, n_requests - 1),
@@ -337,7 +338,14 @@ class Trace:
 
 def _table(group: h5py.Group, name: str, known: dict[str, str], path: Path) -> dict[str, Array]:
     table = _guard.group(group, name, path)
-    columns = {column: _guard.column(table, column, path, code) for column, code in known.items()}
+    columns = {
+        column: _guard.column(table, column, path, code)
+        for column, code in known.items()
+        if column in table or column not in schema.OPTIONAL_COLUMNS
+    }
+    rows = len(next(iter(columns.values())))
+    for column in known.keys() - columns.keys():
+        columns[column] = np.zeros(rows, known[column])
     if len({len(values) for values in columns.values()}) != 1:
         raise _guard.damaged(path, table.name, "its columns differ in length")
     return columns

@@ -55,6 +55,15 @@ class RowStatus(IntEnum):
     PADDING = 4
 
 
+class Launch(IntEnum):
+    """How the kernels of a pass were started."""
+
+    EAGER = 0
+    """One by one, or the producer did not say."""
+    GRAPH = 1
+    """Replayed from a CUDA graph, the whole pass or most of it."""
+
+
 class Model(IntEnum):
     """Which of the two models ran the pass."""
 
@@ -90,7 +99,10 @@ PASS_COLUMNS: Final[dict[str, str]] = {
     "mode": "|u1",
     "n_rows": "<i8",
     "time": "<f8",
+    "graph": "|u1",
 }
+OPTIONAL_COLUMNS: Final = frozenset({"graph"})
+"""Columns that a writer may leave out and an older file lacks; they are then 0 everywhere."""
 ROW_COLUMNS: Final[dict[str, str]] = {
     "pass": "<i8",
     "request": "<i8",

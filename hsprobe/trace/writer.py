@@ -251,9 +251,11 @@ class TraceWriter:
             ) from error
 
     def _append_table(self, rank: int, table: str, known: Mapping[str, str], columns: Columns) -> int:
-        if set(columns) != set(known):
+        if not set(known) - schema.OPTIONAL_COLUMNS <= set(columns) <= set(known):
             raise ValueError(f"{table} need exactly the columns {sorted(known)}, got {sorted(columns)}")
-        arrays = {name: np.asarray(columns[name], dtype=known[name]) for name in known}
+        arrays = {name: np.asarray(columns[name], dtype=known[name]) for name in known if name in columns}
+        rows = len(next(iter(arrays.values())))
+        arrays.update({name: np.zeros(rows, known[name]) for name in known.keys() - columns.keys()})
         if len({array.shape for array in arrays.values()}) != 1:
             raise ValueError(f"the columns of {table} differ in length")
         with self._writing():

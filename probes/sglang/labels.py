@@ -58,6 +58,7 @@ class Pass:
             "rids": self.rids,
             "req_rows": self.req_rows,
             "time": time.time(),
+            "graph": False,
         }
 
     def rows_of(self, tensor: torch.Tensor) -> str | None:

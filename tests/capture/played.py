@@ -34,6 +34,7 @@ class Server:
         model: str = "target",
         padding: int = 0,
         tensor: str | None = "layer/002",
+        **more: Any,
     ) -> int:
         """A pass; `rows` gives each request's first position (or all its positions) and token ids."""
         number = next(self.count)
@@ -53,6 +54,7 @@ class Server:
             "req_rows": [len(ids) for _, ids in rows.values()],
             "n_rows": len(tokens),
             "time": 1000.0 + number,
+            **more,
         }
         self.spool.append("pass", header, np.array([tokens, positions], "<i8").tobytes())
         if tensor:

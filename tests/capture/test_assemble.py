@@ -58,6 +58,15 @@ def test_a_process_that_began_anew_in_its_spool_is_another_rank(server: Server) 
     assert summary.state == "recovered"
 
 
+def test_a_pass_says_whether_it_was_replayed_from_a_graph(server: Server) -> None:
+    server.run("prefill", {"a": (0, [1, 2])})
+    server.run("decode", {"a": (2, [3])}, graph=True)
+    server.run("decode", {"a": (3, [4])}, graph=False)
+    server.run("decode", {"a": (4, [5])}, graph="yes")
+    trace, _ = capture(server)
+    assert trace.ranks[0].passes["graph"].tolist() == [0, 1, 0, 0]
+
+
 def test_only_what_follows_the_start_offset_is_taken(server: Server) -> None:
     server.run("prefill", {"old": (0, [1, 2])})
     server.spool.append("idle", {})

@@ -25,6 +25,7 @@ def _keys(rows: list[tuple[int, int, int]], **columns: list[int]) -> Keys:
         phase=phase.astype(np.uint8),
         status=np.array(columns.get("status", [int(RowStatus.PLAIN)] * n), np.uint8),
         model=np.zeros(n, np.uint8),
+        graph=np.array(columns.get("graph", [0] * n), np.uint8),
         row=np.array(columns.get("row", list(range(n)))),
     )
 

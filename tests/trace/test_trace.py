@@ -18,7 +18,7 @@ from hypothesis.extra import numpy as hnp
 from hsprobe.errors import HsprobeError
 from hsprobe.trace import reader as reader_module
 from hsprobe.trace.reader import Trace
-from hsprobe.trace.schema import ITEM_SIZE, STORAGE
+from hsprobe.trace.schema import ITEM_SIZE, STORAGE, Launch
 from hsprobe.trace.writer import TraceWriter
 
 many = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
@@ -100,6 +100,19 @@ def test_labels_requests_gaps_and_provenance_come_back(trace_path: Path) -> None
         assert (layer.site, layer.depth, layer.depths, layer.chunks) == ("layer", 2, None, None)
         assert aux.row_index.tolist() == list(range(7))
         assert aux.row_index is layer.row_index
+
+
+def test_how_a_pass_was_launched_comes_back_and_older_files_lack_it(trace_path: Path) -> None:
+    with Trace.open(trace_path) as trace:
+        assert trace.ranks[0].passes["graph"].tolist() == [Launch.EAGER, Launch.EAGER]
+    with h5py.File(trace_path, "r+") as file:
+        file["ranks/0/passes/graph"][:] = [0, 1]
+    with Trace.open(trace_path) as trace:
+        assert trace.ranks[0].passes["graph"].tolist() == [Launch.EAGER, Launch.GRAPH]
+    with h5py.File(trace_path, "r+") as file:
+        del file["ranks/0/passes/graph"]
+    with Trace.open(trace_path) as trace:
+        assert trace.ranks[0].passes["graph"].tolist() == [0, 0]
 
 
 def test_depth_final_has_its_own_name(tmp_path: Path) -> None:
