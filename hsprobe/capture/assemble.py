@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hsprobe.capture.joining import join_passes
 from hsprobe.capture.rows import (
     Ints,
     KnownRequest,
@@ -71,8 +72,9 @@ class AssembleSummary:
 class _Gaps:
     """What is missing, each kind once, with how often."""
 
-    def __init__(self) -> None:
+    def __init__(self, segments: Sequence[Segment]) -> None:
         self._found: dict[tuple[Any, ...], tuple[Gap, int]] = {}
+        self._passes = {segment.rank: segment for segment in segments if segment.passes}
 
     def add(self, rank: int, gap: Gap) -> None:
         key = (rank, gap.reason, gap.site, gap.depth)
@@ -86,11 +88,17 @@ class _Gaps:
                 "rank": rank,
                 "site": gap.site,
                 "depth": gap.depth,
-                "pass": gap.number,
+                "pass": self._id(rank, gap.number),
                 "reason": gap.reason if count == 1 else f"{gap.reason} ({count} times)",
             }
             for (rank, *_), (gap, count) in self._found.items()
         ]
+
+    def _id(self, rank: int, number: int | None) -> int | None:
+        segment = self._passes.get(rank)
+        if number is None or segment is None or number not in segment.passes:
+            return number
+        return segment.passes[number].nth
 
 
 def assemble(
@@ -122,10 +130,12 @@ def assemble(
     starts = start_offsets or {}
     segments = [segment for path in spools for segment in read_segments(path, starts.get(path, 0))]
     number_ranks(segments)
-    gaps = _Gaps()
+    gaps = _Gaps(segments)
     for segment in segments:
         for gap in segment.gaps:
             gaps.add(segment.rank, gap)
+    for rank, gap in join_passes(segments):
+        gaps.add(rank, gap)
     known = _settle(segments, requests or {}, gaps)
     complete = all(segment.finished and not segment.torn for segment in segments)
     state = schema.STATE_COMPLETE if complete else schema.STATE_RECOVERED
@@ -179,9 +189,12 @@ def _settle(
 
 
 def _provenance(segments: Sequence[Segment], given: Mapping[str, Any]) -> dict[str, Any]:
-    told = (segment.hello.get("provenance") for segment in segments)
-    first = next((one for one in told if isinstance(one, dict)), {})
-    return _merged(first, given)
+    told: dict[str, Any] = {}
+    # Only the last stage of a pipeline knows the draft and the chunks: what one lacks, another tells.
+    for segment in segments:
+        said = segment.hello.get("provenance")
+        told = _merged(said, told) if isinstance(said, dict) else told
+    return _merged(told, given)
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,7 +203,8 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
         old = merged.get(key)
         if isinstance(old, Mapping) and isinstance(value, Mapping):
             value = _merged(old, value)
-        merged[key] = value
+        if value is not None or key not in merged:
+            merged[key] = value
     return merged
 
 
@@ -222,20 +236,20 @@ def _write_rows(writer: TraceWriter, segment: Segment, known: Mapping[str, Known
             waiting, n_waiting = [], 0
     if waiting:
         writer.append_rows(segment.rank, _stacked(waiting))
-    writer.add_passes(segment.rank, _pass_columns(kept_passes, segment.row_of))
+    writer.add_passes(segment.rank, _pass_columns(kept_passes, segment))
 
 
 def _stacked(tables: list[dict[str, npt.NDArray[Any]]]) -> dict[str, npt.NDArray[Any]]:
     return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
 
 
-def _pass_columns(passes: list[PassRows], row_of: Mapping[int, Ints]) -> dict[str, list[Any]]:
+def _pass_columns(passes: list[PassRows], segment: Segment) -> dict[str, list[Any]]:
     return {
-        "id": [one.number for one in passes],
+        "id": [segment.pass_id(one.number) for one in passes],
         "model": [one.model for one in passes],
         "phase": [one.phase for one in passes],
         "mode": [one.mode for one in passes],
-        "n_rows": [int((row_of[one.number] != _LEFT_OUT).sum()) for one in passes],
+        "n_rows": [int((segment.row_of[one.number] != _LEFT_OUT).sum()) for one in passes],
         "time": [one.time for one in passes],
         "graph": [int(one.graph) for one in passes],
     }
@@ -286,6 +300,7 @@ def _write_tensor(writer: TraceWriter, segment: Segment, record: Record, gaps: _
         depth=header.get("depth"),
         depths=header.get("depths"),
         chunks=header.get("chunks"),
+        spread=schema.SPREAD_ATTN_TP if header.get("slice") else None,
     )
     return int(kept.sum())
 
@@ -301,6 +316,11 @@ def _rows_of(rows: Any, n: int, one: PassRows) -> Ints:
         index = np.arange(n_rows)
     elif rows == "last":
         index = one.last_rows()
+    elif isinstance(rows, dict):
+        first, count = int(rows["first"]), int(rows["count"])
+        if not 0 <= first <= first + count <= n_rows:
+            raise ValueError(f"rows {first} to {first + count} of a pass of {n_rows}")
+        index = np.arange(first, first + count)
     else:
         index = np.array(rows, np.int64)
     if n < len(index):

@@ -1,10 +1,12 @@
 """Sends prompts to a running SGLang server and keeps what it answers."""
 
 import json
+import queue
+import threading
 import urllib.error
 import urllib.request
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +14,7 @@ from hsprobe.capture.prompts import Prompt
 from hsprobe.errors import HsprobeError
 
 REQUEST_SECONDS = 600
+CHECK_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
@@ -93,22 +96,51 @@ def generate_all(
     concurrency: int,
     run_id: str,
     on_answer: Callable[[Answer], None],
+    check: Callable[[], None] = lambda: None,
 ) -> None:
     """Run all prompts, ``concurrency`` at a time; hands each answer on as it comes.
+
+    Args:
+        check: called every now and then; what it raises ends the waiting.
 
     Raises:
         HsprobeError: the first failure; requests not yet sent are then left out.
     """
-    pool = ThreadPoolExecutor(max_workers=concurrency, thread_name_prefix="hsprobe-request")
+    waiting = deque(enumerate(prompts))
+    done: queue.SimpleQueue[Answer | BaseException] = queue.SimpleQueue()
+
+    def work() -> None:
+        while True:
+            try:
+                i, prompt = waiting.popleft()
+            except IndexError:
+                return
+            try:
+                done.put(generate(url, f"{run_id}-{i}", prompt, max_new_tokens))
+            except BaseException as error:
+                done.put(error)
+
+    # Daemons: a server that hangs must not keep this process from ending.
+    for number in range(min(concurrency, len(prompts))):
+        threading.Thread(target=work, name=f"hsprobe-request-{number}", daemon=True).start()
     try:
-        pending = [
-            pool.submit(generate, url, f"{run_id}-{i}", prompt, max_new_tokens)
-            for i, prompt in enumerate(prompts)
-        ]
-        for done in as_completed(pending):
-            on_answer(done.result())
+        for _ in prompts:
+            answer = _next(done, check)
+            if isinstance(answer, BaseException):
+                raise answer
+            on_answer(answer)
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        waiting.clear()
+
+
+def _next(
+    done: queue.SimpleQueue[Answer | BaseException], check: Callable[[], None]
+) -> Answer | BaseException:
+    while True:
+        try:
+            return done.get(timeout=CHECK_SECONDS)
+        except queue.Empty:
+            check()
 
 
 def accept_length(answers: Sequence[Answer]) -> float | None:

@@ -9,7 +9,7 @@ Letters: T rows of a pass, padding included.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +28,8 @@ from hsprobe.trace.schema import (
 )
 
 Ints = npt.NDArray[np.int64]
+MAX_PADDING = 1 << 20
+"""More rows of padding than this in one pass are a damaged record."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,14 @@ class PassRows:
 
     Attributes:
         graph: replayed from a CUDA graph.
-        tokens, positions: [T] int64.
+        number: counts the forwards of its process.
+        nth: counts those of its model alone; equal on ranks that ran the same ones.
+        tokens, positions: [T] int64; -1 in rows of padding that SGLang added in the forward itself.
         rids, req_rows: the requests in batch order and how many rows each has; rows beyond them are padding.
     """
 
     number: int
+    nth: int
     model: Model
     phase: Phase
     mode: CaptureMode
@@ -94,8 +99,10 @@ class PassRows:
         if len(payload) != 2 * 8 * n_rows:
             raise ValueError(f"{len(payload)} bytes of token ids and positions for {n_rows} rows")
         tokens, positions = np.frombuffer(payload, "<i8").reshape(2, n_rows)
+        number = int(header["pass"])
         return cls(
-            number=int(header["pass"]),
+            number=number,
+            nth=int(header.get("nth", number)),
             model=Model[str(header["model"]).upper()],
             phase=Phase[str(header["phase"]).upper()],
             mode=CaptureMode[str(header["mode"]).upper()],
@@ -105,6 +112,21 @@ class PassRows:
             tokens=tokens,
             positions=positions,
             graph=header.get("graph") is True,
+        )
+
+    def padded(self, rows: int) -> PassRows:
+        """This pass with so many rows of padding after its own.
+
+        Raises:
+            ValueError: there cannot be so many.
+        """
+        if not 0 <= rows <= MAX_PADDING:
+            raise ValueError(f"{rows} rows of padding")
+        nobody = np.full(rows, -1, np.int64)
+        return replace(
+            self,
+            tokens=np.concatenate([self.tokens, nobody]),
+            positions=np.concatenate([self.positions, nobody]),
         )
 
     def blocks(self) -> Iterator[Block]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hsprobe.capture.rows import Ints, PassRows, RequestLog
-from hsprobe.trace.schema import COORDS, HEALTH_CHECK_PREFIX, Model
+from hsprobe.trace.schema import COORDS, HEALTH_CHECK_PREFIX, LAYERS, NOT_JOINED, SIZES, Model
 from hsprobe.trace.spool import Record, SpoolReader
 
 MALFORMED = (ValueError, KeyError, TypeError, OverflowError)
 """What a malformed record raises when it is taken apart."""
 _SETTLED = ("idle", "bye")
+# Passes of a server that was started anew must not look like those of the one before.
+_RUN = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -33,11 +36,13 @@ class Segment:
     Attributes:
         start, end: file offsets of its records.
         rank: its number in the trace; -1 until `number_ranks`.
+        run: counts the processes that were this rank before it, in this folder of spools.
         passes: by number, in the order in which they ran.
         logs: token ids by request id.
         finished: whether the process said that it had written all it recorded.
         torn: whether the spool breaks off here.
         row_of: pass number -> [T] row of the trace that each row of the pass became, -1 for none.
+        not_joined: numbers of passes whose labels contradict those of another rank.
     """
 
     path: Path
@@ -45,17 +50,26 @@ class Segment:
     hello: dict[str, Any]
     end: int = 0
     rank: int = -1
+    run: int = 0
     passes: dict[int, PassRows] = field(default_factory=dict)
     logs: dict[str, RequestLog] = field(default_factory=dict)
     gaps: list[Gap] = field(default_factory=list)
     finished: bool = True
     torn: bool = False
     row_of: dict[int, Ints] = field(default_factory=dict)
+    not_joined: set[int] = field(default_factory=set)
 
     @property
     def coords(self) -> dict[str, int]:
-        """Place of the process in each kind of parallelism."""
-        return {name: self.hello[name] for name in COORDS if isinstance(self.hello.get(name), int)}
+        """Place of the process in each kind of parallelism, the sizes of these, and the layers it runs."""
+        names = (*COORDS, *SIZES, *LAYERS)
+        return {name: self.hello[name] for name in names if isinstance(self.hello.get(name), int)}
+
+    def pass_id(self, number: int) -> int:
+        """Id that a pass has in the trace."""
+        if number in self.not_joined:
+            return NOT_JOINED
+        return self.passes[number].nth + self.run * _RUN
 
     def records(self) -> Iterator[Record]:
         """Its records, read again."""
@@ -76,6 +90,9 @@ class Segment:
                 self._log(str(record.header["rid"])).set_prompt([int(i) for i in record.header["origin_ids"]])
             elif record.kind == "pass":
                 self._take_pass(PassRows.parse(record.header, record.payload))
+            elif record.kind == "padding":
+                number = record.header["pass"]
+                self.passes[number] = self.passes[number].padded(int(record.header["rows"]))
             elif record.kind == "gap":
                 self.gaps.append(_gap(record.header))
         except MALFORMED as error:
@@ -132,15 +149,16 @@ def read_segments(path: Path, start: int) -> list[Segment]:
 def number_ranks(segments: Sequence[Segment]) -> None:
     """Number the processes that recorded a pass, by their own rank where that is free."""
     used: set[int] = set()
+    runs: Counter[int] = Counter()
     for segment in segments:
         wanted = segment.hello.get("rank")
-        rank = wanted if isinstance(wanted, int) and wanted >= 0 else 0
-        if not segment.passes:
-            segment.rank = rank
-            continue
-        while rank in used:
-            rank += 1
-        used.add(rank)
+        rank = own = wanted if isinstance(wanted, int) and wanted >= 0 else 0
+        if segment.passes:
+            while rank in used:
+                rank += 1
+            used.add(rank)
+            segment.run = runs[own]
+            runs[own] += 1
         segment.rank = rank
 
 

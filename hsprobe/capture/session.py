@@ -4,6 +4,7 @@ import os
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -13,12 +14,15 @@ from typing import Any, Protocol
 
 from hsprobe.capture.assemble import AssembleSummary, RequestTokens, assemble
 from hsprobe.capture.client import Answer, accept_length, generate_all
+from hsprobe.capture.processes import RankProcesses, RankTrouble
 from hsprobe.capture.prompts import Prompt
 from hsprobe.capture.server import AttachedServer, LaunchedServer
 from hsprobe.capture.spools import SpoolFolder
 from hsprobe.errors import HsprobeError
 
 WRITE_SECONDS = 120.0
+END_SECONDS = 5.0
+"""How long a server may take to end after one of its ranks has."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class Plan:
         concurrency: requests under way at once.
         sites: as ``HSPROBE_SITES``; ``None`` records all.
         depths: as ``HSPROBE_DEPTHS``; ``None`` records all.
+        ranks: as ``HSPROBE_RANKS``; ``None`` records all.
         start_seconds: how long a launched server may take to become healthy.
     """
 
@@ -41,6 +46,7 @@ class Plan:
     concurrency: int = 4
     sites: str | None = None
     depths: str | None = None
+    ranks: str | None = None
     start_seconds: float = 1800.0
 
 
@@ -83,7 +89,7 @@ def capture_from_launched(plan: Plan, arguments: Sequence[str], progress: Progre
         HsprobeError: it did not start, or nothing at all was recorded.
     """
     log = plan.out.with_suffix(".server.log")
-    chosen = {"HSPROBE_SITES": plan.sites, "HSPROBE_DEPTHS": plan.depths}
+    chosen = {"HSPROBE_SITES": plan.sites, "HSPROBE_DEPTHS": plan.depths, "HSPROBE_RANKS": plan.ranks}
     environment = {name: value for name, value in chosen.items() if value}
     with ExitStack() as stack:
         stack.enter_context(_terminate_as_interrupt())
@@ -113,6 +119,7 @@ def capture_from_running(plan: Plan, url: str, spools: Path | None, progress: Pr
 def _capture(plan: Plan, server: LaunchedServer | AttachedServer, progress: Progress) -> Outcome:
     outcome = Outcome()
     folder = SpoolFolder(server.spools)
+    processes = RankProcesses(server.spools)
 
     def on_answer(answer: Answer) -> None:
         outcome.answers.append(answer)
@@ -127,6 +134,7 @@ def _capture(plan: Plan, server: LaunchedServer | AttachedServer, progress: Prog
                 concurrency=plan.concurrency,
                 run_id=f"hsprobe-{os.getpid()}",
                 on_answer=on_answer,
+                check=processes.check,
             )
             # The draft may still be at work on what the last answers ended with.
             folder.wait_until_written(WRITE_SECONDS)
@@ -134,7 +142,7 @@ def _capture(plan: Plan, server: LaunchedServer | AttachedServer, progress: Prog
             outcome.interrupted = True
         except HsprobeError as error:
             outcome.trouble = _cause(server, error)
-    if outcome.trouble is None and not folder.wait_until_written(WRITE_SECONDS):
+    if outcome.trouble is None and not outcome.interrupted and not folder.wait_until_written(WRITE_SECONDS):
         outcome.trouble = HsprobeError(
             "The server did not finish writing what it recorded.", "The trace holds what was written in time."
         )
@@ -146,19 +154,24 @@ def _capture(plan: Plan, server: LaunchedServer | AttachedServer, progress: Prog
 
 def _cause(server: LaunchedServer | AttachedServer, error: HsprobeError) -> HsprobeError:
     """A request fails when its server dies: the server's own end is then the thing to show."""
-    try:
-        server.check()
-    except HsprobeError as end:
-        return end
-    return error
+    deadline = time.monotonic() + (END_SECONDS if isinstance(error, RankTrouble) else 0)
+    while True:
+        try:
+            server.check()
+        except HsprobeError as end:
+            # One rank's end is what ended the others.
+            return HsprobeError(error.what, end.fix) if isinstance(error, RankTrouble) else end
+        if time.monotonic() >= deadline:
+            return error
+        time.sleep(0.2)
 
 
 def _write(plan: Plan, folder: SpoolFolder, outcome: Outcome) -> AssembleSummary:
     if not folder.paths():
-        raise outcome.trouble or HsprobeError(
-            "The server recorded nothing: its probes left no spool.",
-            "Check that hsprobe is installed in the Python environment that runs SGLang.",
-        )
+        fix = "Check that hsprobe is installed in the Python environment that runs SGLang."
+        if plan.ranks:
+            fix = f"Check that the server has a rank {plan.ranks}; they count from 0."
+        raise outcome.trouble or HsprobeError("The server recorded nothing: its probes left no spool.", fix)
     requests = {answer.rid: RequestTokens(answer.prompt_ids, answer.output_ids) for answer in outcome.answers}
     facts: Mapping[str, Any] = {
         "accept_length": outcome.accept_length,

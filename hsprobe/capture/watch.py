@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from hsprobe.capture.rows import Block, PassRows
+from hsprobe.capture.rows import MAX_PADDING, Block, PassRows
 from hsprobe.compare.direct import Lane
 from hsprobe.compare.stack import Stack, stacks_of
 from hsprobe.compare.statistics import ErrorStats, Floats, row_errors
@@ -149,6 +149,10 @@ class _Rank:
             self._pass(PassRows.parse(record.header, bytes(record.payload)))
         elif record.kind == "tensor":
             self._tensor(record.header, bytes(record.payload))
+        elif record.kind == "padding":
+            number, rows = int(record.header["pass"]), min(int(record.header["rows"]), MAX_PADDING)
+            more = np.full(rows, schema.NO_CONTEXT, np.uint64)
+            self._contexts[number] = np.concatenate([self._contexts[number], more])
         elif record.kind == "gap":
             self._tally.gaps[str(record.header.get("reason", "no reason given"))] += 1
 
@@ -193,6 +197,8 @@ class _Rank:
         rows = header.get("rows")
         if self._reference is None or contexts is None or rows == "last" or shape[1] % chunks:
             return
+        if isinstance(rows, dict):
+            rows = range(int(rows["first"]), int(rows["first"]) + int(rows["count"]))
         chosen = contexts[: shape[0]] if rows is None else contexts[np.asarray(rows, np.int64)]
         values = _floats(payload, str(header["dtype"]), shape)
         width = shape[1] // chunks

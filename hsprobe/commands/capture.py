@@ -32,6 +32,9 @@ examples:
         --speculative-algorithm EAGLE3 --speculative-draft-model-path DRAFT \\
         --speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4
 
+  of a server with several ranks, the first one only
+    hsprobe capture --server -o infer.h5 --prompts train.h5 --ranks 0 -- --model-path TARGET --tp-size 4
+
   the same from a server that is already running (started with HSPROBE_CAPTURE=1)
     hsprobe capture --server http://127.0.0.1:30000 -o infer.h5 --prompts train.h5
 
@@ -82,6 +85,11 @@ def _add_server_options(group: "argparse._ArgumentGroup") -> None:
         help="sites to record, e.g. aux,draft.input (default: all; layer is every depth)",
     )
     group.add_argument("--depths", metavar="LIST", help="depths to record at site layer, e.g. 0,3,5-8")
+    group.add_argument(
+        "--ranks",
+        metavar="LIST",
+        help="ranks to record, e.g. 0 or 0,3 (default: all; of tensor parallelism, one holds it all)",
+    )
     group.add_argument(
         "--concurrency",
         type=_positive,
@@ -152,6 +160,7 @@ def run(args: argparse.Namespace) -> int:
         concurrency=args.concurrency,
         sites=args.sites,
         depths=args.depths,
+        ranks=args.ranks,
         start_seconds=args.start_timeout,
     )
     from hsprobe.report.progress import CaptureProgress
@@ -175,17 +184,18 @@ def _check(args: argparse.Namespace) -> None:
             "Arguments after -- are for a server that hsprobe starts.",
             "Leave them out, or leave out the URL.",
         )
-    if args.server and (args.sites or args.depths):
+    if args.server and (args.sites or args.depths or args.ranks):
         raise HsprobeError(
             "A running server already chose what it records.",
-            "Set HSPROBE_SITES and HSPROBE_DEPTHS in its environment when you start it.",
+            "Set HSPROBE_SITES, HSPROBE_DEPTHS or HSPROBE_RANKS in its environment when you start it.",
         )
-    if args.sites or args.depths:
-        from hsprobe.probes.sglang.settings import parse_depths, parse_sites
+    if args.sites or args.depths or args.ranks:
+        from hsprobe.probes.sglang.settings import parse_numbers, parse_sites
 
         try:
             parse_sites(args.sites or "aux")
-            parse_depths(args.depths or "0")
+            parse_numbers(args.depths or "0", "depth")
+            parse_numbers(args.ranks or "0", "rank")
         except ValueError as error:
             raise HsprobeError(f"{error}.", "See hsprobe capture --help.") from None
 

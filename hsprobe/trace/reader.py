@@ -71,6 +71,7 @@ class Tensor:
         depth: decoder layers applied, "final" (after the final norm), or None where that has no meaning.
         depths: of a vector of chunks: their depths in stored order as the producer declared them, or None.
         chunks: K, of a vector of chunks, or None.
+        spread: "attn_tp" where SGLang held the rows in slices, one for each rank of attention TP; else None.
         shape: (N, W).
     """
 
@@ -96,6 +97,7 @@ class Tensor:
         self.depth: int | Literal["final"] | None = "final" if depth == schema.DEPTH_FINAL_CODE else depth
         self.depths = _guard.integers(group, "depths", path)
         self.chunks = _guard.integer(group, "chunks", path)
+        self.spread = _guard.text(group, "spread", path)
         if self.chunks is not None and self.chunks < 1:
             raise _guard.damaged(path, group.name, f"it has {self.chunks} chunks")
         self._row_index: Ints | None = None
@@ -232,7 +234,8 @@ class Rank:
 
     Attributes:
         index: number of the rank in the trace.
-        coords: its place: tp, pp, dp, attn_tp.
+        coords: its place (tp, pp, dp, attn_tp) and how many places there are (tp_size, ...; at least 1).
+        layers: (first, end) of the decoder layers it runs, None where it does not say or runs all.
         passes: [P] columns id, model, phase, mode, n_rows, time, graph (see `schema.PASS_COLUMNS`).
         rows: [T] columns pass, request, position, token, context, status (see `schema.ROW_COLUMNS`).
         tensors: name -> tensor.
@@ -241,6 +244,9 @@ class Rank:
     def __init__(self, group: h5py.Group, index: int, path: Path, n_requests: int) -> None:
         self.index = index
         self.coords = {name: _guard.integer(group, name, path) or 0 for name in schema.COORDS}
+        self.coords |= {name: max(1, _guard.integer(group, name, path) or 1) for name in schema.SIZES}
+        first, end = (_guard.integer(group, name, path) for name in schema.LAYERS)
+        self.layers = None if first is None or end is None else (first, end)
         self.passes = _table(group, "passes", schema.PASS_COLUMNS, path)
         self.rows = _table(group, "rows", schema.ROW_COLUMNS, path)
         self._check(group, path, n_requests)

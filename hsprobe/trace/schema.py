@@ -113,3 +113,11 @@ ROW_COLUMNS: Final[dict[str, str]] = {
 }
 COORDS: Final = ("tp", "pp", "dp", "attn_tp")
 """Attributes of a rank: its place in each kind of parallelism."""
+SIZES: Final = ("tp_size", "pp_size", "dp_size", "attn_tp_size")
+"""Attributes of a rank: how many places there are of each kind; 1 where it does not say."""
+LAYERS: Final = ("first_layer", "end_layer")
+"""Attributes of a rank that runs only the decoder layers from the one up to the other, without it."""
+NOT_JOINED: Final = -1
+"""Id of a pass whose labels contradict those of other ranks: it is no rank's partner."""
+SPREAD_ATTN_TP: Final = "attn_tp"
+"""Attribute `spread` of a tensor whose rows SGLang held in slices, one for each rank of attention TP."""

@@ -134,13 +134,23 @@ class TraceWriter:
             self.close()
 
     def add_rank(self, index: int, coords: Mapping[str, int]) -> None:
-        """Add a recording process; `coords` gives its place: tp, pp, dp, attn_tp (0 where absent)."""
+        """Add a recording process.
+
+        Args:
+            coords: its place (`schema.COORDS`, 0 where absent), the sizes (`schema.SIZES`, 1 where absent),
+                and the layers it runs (`schema.LAYERS`) where it says.
+        """
         if index in self._streams:
             raise ValueError(f"rank {index} was added before")
         with self._writing():
             group = self._file["ranks"].create_group(str(index))
             for name in schema.COORDS:
                 group.attrs[name] = int(coords.get(name, 0))
+            for name in schema.SIZES:
+                group.attrs[name] = int(coords.get(name, 1))
+            for name in schema.LAYERS:
+                if name in coords:
+                    group.attrs[name] = int(coords[name])
             group.create_group("tensors")
             for table, columns in (("passes", schema.PASS_COLUMNS), ("rows", schema.ROW_COLUMNS)):
                 for name, code in columns.items():
@@ -170,6 +180,7 @@ class TraceWriter:
         depth: Depth | None = None,
         depths: Sequence[int] | None = None,
         chunks: int | None = None,
+        spread: str | None = None,
     ) -> None:
         """Append rows of a tensor, bit for bit.
 
@@ -183,6 +194,7 @@ class TraceWriter:
             depth: decoder layers applied, or "final" (after the final norm).
             depths: of a vector of several chunks: the depth of each chunk, in stored order, as declared.
             chunks: of a vector of several chunks: how many.
+            spread: over which ranks the rows were spread when they were taken (`schema.SPREAD_ATTN_TP`).
         """
         if rank in self._finished:
             raise ValueError(f"rank {rank} is finished")
@@ -191,6 +203,9 @@ class TraceWriter:
         _check_block(name, data, index_n, dtype, self._n_rows[rank])
         stream = self._stream(rank, name, data, attrs)
         with self._writing():
+            # A site's rows may be spread in some passes and whole in others: one makes it worth knowing.
+            if spread is not None and "spread" not in stream.group.attrs:
+                _set_text(stream.group, "spread", spread)
             stream.put(data, index_n)
 
     def set_requests(

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from hsprobe.probes.sglang.placing import NotRecordable
 from hsprobe.probes.sglang.spooling import Copy
 
 PHASES = {
@@ -21,23 +22,22 @@ PHASES = {
 }
 
 
-class NotRecordable(Exception):
-    """This pass or tensor cannot be recorded rightly: a gap, while its probe stays armed."""
-
-
 @dataclass(frozen=True)
 class Pass:
     """One forward of one model on one rank.
 
     Attributes:
-        number: counts the forwards of this process, equal on ranks that run the same forwards.
+        number: counts the forwards of this process.
+        nth: counts the forwards of this pass's model. Ranks that run the same forwards count alike, so that
+            passes can be joined though no rank has talked to another.
         is_draft: the draft's pass rather than the target's.
-        n_rows: rows in the batch, those of padding included.
+        n_rows: rows in the batch before SGLang pads it in the forward.
         rids: the requests' ids, in batch order.
         req_rows: rows of each request; they lie one after the other.
     """
 
     number: int
+    nth: int
     is_draft: bool
     phase: str
     mode: str
@@ -51,6 +51,7 @@ class Pass:
         """The pass as a spool record's header."""
         return {
             "pass": self.number,
+            "nth": self.nth,
             "model": "draft" if self.is_draft else "target",
             "phase": self.phase,
             "mode": self.mode,
@@ -61,20 +62,6 @@ class Pass:
             "graph": False,
         }
 
-    def rows_of(self, tensor: torch.Tensor) -> str | None:
-        """Which rows of the pass a tensor holds: ``None`` for all, ``"last"`` for one a request.
-
-        Raises:
-            NotRecordable: neither fits the tensor's first dimension.
-        """
-        if tensor.shape[0] == self.n_rows:
-            return None
-        if tensor.shape[0] == len(self.rids):
-            return "last"
-        raise NotRecordable(
-            f"{tensor.shape[0]} rows in a pass of {self.n_rows} rows and {len(self.rids)} requests"
-        )
-
 
 def _rows_per_request(batch: Any, phase: str, n_rows: int, n_requests: int) -> list[int]:
     if phase == "prefill":
@@ -82,8 +69,8 @@ def _rows_per_request(batch: Any, phase: str, n_rows: int, n_requests: int) -> l
     return [n_rows // n_requests] * n_requests
 
 
-def read_pass(number: int, runner: Any, batch: Any) -> Pass | None:
-    """Label a pass, or ``None`` for one without rows.
+def read_pass(number: int, nth: int, runner: Any, batch: Any) -> Pass | None:
+    """Label a pass (see `Pass` for its numbers), or ``None`` for one without rows.
 
     Raises:
         NotRecordable: the batch is of a kind that hsprobe does not know.
@@ -101,6 +88,7 @@ def read_pass(number: int, runner: Any, batch: Any) -> Pass | None:
         phase = "draft_decode"
     return Pass(
         number=number,
+        nth=nth,
         is_draft=is_draft,
         phase=phase,
         mode="NULL" if batch.capture_hidden_mode is None else batch.capture_hidden_mode.name,

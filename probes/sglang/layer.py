@@ -7,6 +7,11 @@ stream holds the input of the layer, which is the output of the one before, redu
 (``layers/layer_boundary/stage.py:StageBoundary.prepare``). In the same way the MLP's stage leaves the
 stream with the layer's attention output added. The last depth comes from the final norm's own residual
 output (``layers/layer_boundary/residual/batch.py:final_norm``). Nothing is added to the served path.
+
+That holds under all-reduce fusion too, where a layer hands out each rank's own unreduced part: the fused
+kernel completes the sum within that prepare, and the residual it returns is what the stream then holds
+(``layer_boundary/fusions/allreduce.py:fused_attn_input``, ``fused_ffn_input``). What does not come to be
+there is a gap: a sum that is left for later still, and batches that SGLang runs in two halves.
 """
 
 import re
@@ -14,6 +19,7 @@ from typing import Any
 
 import torch
 
+from hsprobe.probes.sglang.placing import NotRecordable
 from hsprobe.probes.sglang.recorder import Recorder
 
 PREPARE = "sglang.srt.layers.layer_boundary.stage.StageBoundary.prepare"
@@ -52,8 +58,20 @@ class LayerProbe:
 
     def _prepared(self, result: Any, boundary: Any, hidden: Any, batch: Any, *_: Any, **__: Any) -> None:
         place = self._place_of.get(id(boundary))
-        if place is not None:
-            self._recorder.guard(place[0], lambda: self._take(*place, batch.residual_stream.residual))
+        if place is None:
+            return
+
+        def take() -> None:
+            if self._recorder.current(draft=False) is None:
+                return
+            if not self._recorder.owns(batch):
+                raise NotRecordable("a part of the pass: SGLang ran the batch in two halves")
+            stream = batch.residual_stream
+            if stream.pending is not None:
+                raise NotRecordable("not reduced: the stage left the sum of the ranks' parts for later")
+            self._take(*place, stream.residual, is_scattered(boundary, batch))
+
+        self._recorder.guard(place[0], take)
 
     def _final_norm(
         self, original: Any, hidden: Any, batch: Any, norm: Any, capture: Any = None, **kwargs: Any
@@ -68,10 +86,11 @@ class LayerProbe:
 
         return original(hidden, batch, norm, both, **kwargs)
 
-    def _take(self, site: str, depth: int, residual_TH: torch.Tensor) -> None:
+    def _take(self, site: str, depth: int, residual_TH: torch.Tensor, scattered: bool | None = None) -> None:
         labelled = self._recorder.current(draft=False)
         if labelled is not None and self._recorder.settings.wants(site, depth):
-            self._recorder.take(labelled, f"{site}/{depth:03d}", residual_TH, site=site, depth=depth)
+            name = f"{site}/{depth:03d}"
+            self._recorder.take(labelled, name, residual_TH, site=site, depth=depth, scattered=scattered)
 
     def _embedded(self, module: torch.nn.Module, args: Any, output_TH: torch.Tensor) -> None:
         def take() -> None:
@@ -80,3 +99,16 @@ class LayerProbe:
                 self._recorder.take(labelled, "embed", output_TH, site="embed", depth=0)
 
         self._recorder.guard("embed", take)
+
+
+def is_scattered(boundary: Any, batch: Any) -> bool:
+    """Whether, past this boundary, each rank of attention TP holds the residual of a slice of the rows.
+
+    Raises:
+        NotRecordable: the rows are spread over ranks of context parallelism.
+    """
+    plan = boundary.plan
+    axes = {axis.name for axis in plan.edges[plan.variant_for(batch)].incoming.residual_to.sharded}
+    if "ATTN_CP" in axes:
+        raise NotRecordable("rows that are spread over ranks of context parallelism")
+    return "ATTN_TP" in axes

@@ -75,7 +75,7 @@ class LogitsProbe:
             return
         name = "logits_processor.stored"
         self._recorder.guard(
-            "logits_processor", lambda: self._recorder.take(labelled, name, stored, site=name)
+            "logits_processor", lambda: self._recorder.take(labelled, name, stored, site=name, last=True)
         )
 
     def _draft_done(self, module: torch.nn.Module, args: Any, output: Any) -> None:
@@ -84,4 +84,4 @@ class LogitsProbe:
         if labelled is None or logits is None or not self._recorder.settings.wants("draft.logits"):
             return
         name = "draft.logits"
-        self._recorder.guard(name, lambda: self._recorder.take(labelled, name, logits, site=name))
+        self._recorder.guard(name, lambda: self._recorder.take(labelled, name, logits, site=name, last=True))

@@ -14,20 +14,42 @@ SECRET_WORDS = ("key", "token_file", "password", "secret")
 
 
 def coordinates() -> dict[str, int]:
-    """This process's place: ``rank`` (in the world) and its tp, pp, dp and attention-tp ranks."""
+    """This process's place on each axis, and how long the axis is.
+
+    ``rank`` counts over all replicas. ``dp`` is the replica, of either kind: attention DP does not run inside
+    a replica of its own (``runtime_context.py:num_dp_ranks_of``).
+    """
     from sglang.srt.runtime_context import get_parallel
 
     parallel = get_parallel()
 
-    def read(name: str) -> int:
+    def read(name: str, missing: int) -> int:
         try:
-            return int(getattr(parallel, name) or 0)
+            return int(getattr(parallel, name) or missing)
         except Exception:  # an axis this deployment has not set up
-            return 0
+            return missing
 
-    place = {axis: read(f"{axis}_rank") for axis in ("tp", "pp", "dp", "attn_tp")}
-    place["rank"] = read("world_rank") or place["pp"] * max(read("tp_size"), 1) + place["tp"]
+    place: dict[str, int] = {}
+    for axis in ("tp", "pp", "attn_tp"):
+        place[axis], place[f"{axis}_size"] = read(f"{axis}_rank", 0), read(f"{axis}_size", 1)
+    replica, groups = read("dp_rank", 0), read("attn_dp_size", 1)
+    # Under attention DP, dp_rank is that of the attention group or unset, as the controller passes it on.
+    place["dp"] = read("attn_dp_rank", 0) if groups > 1 else replica
+    place["dp_size"] = groups if groups > 1 else read("dp_size", 1)
+    world = place["tp_size"] * place["pp_size"]
+    place["rank"] = (0 if groups > 1 else replica * world) + place["pp"] * place["tp_size"] + place["tp"]
+    place["world_size"] = world * (1 if groups > 1 else place["dp_size"])
     return place
+
+
+def layers_of(runners: Sequence[Any]) -> dict[str, int]:
+    """Which decoder layers of the target this process runs: ``first_layer`` up to ``end_layer``."""
+    for runner in runners:
+        inner = getattr(runner.model, "model", None)
+        first, end = (getattr(inner, name, None) for name in ("start_layer", "end_layer"))
+        if not runner.is_draft_worker and isinstance(first, int) and isinstance(end, int):
+            return {"first_layer": first, "end_layer": end}
+    return {}
 
 
 def captured_depths(model: torch.nn.Module) -> list[int] | None:

@@ -30,32 +30,37 @@ class Settings:
         sites: names of the sites to record.
         depths: depths to record at the sites ``layer`` and ``mid``; ``None`` records all of them.
         max_bytes: spool size at which recording stops, in bytes, for each rank.
+        ranks: the ranks that record; ``None`` means all of them.
     """
 
     directory: Path | None
     sites: frozenset[str]
     depths: frozenset[int] | None
     max_bytes: int
+    ranks: frozenset[int] | None = None
 
     def wants(self, site: str, depth: int | None = None) -> bool:
         """Is this site (at this depth) to be recorded?"""
         return site in self.sites and (depth is None or self.depths is None or depth in self.depths)
 
 
-def parse_depths(text: str) -> frozenset[int]:
-    """``"0,3,5-8"`` as a set of depths.
+def parse_numbers(text: str, what: str) -> frozenset[int]:
+    """``"0,3,5-8"`` as a set of numbers.
+
+    Args:
+        what: what a number stands for, in the error: ``"depth"`` or ``"rank"``.
 
     Raises:
-        ValueError: text is not a list of depths and ranges.
+        ValueError: text is not a list of numbers and ranges.
     """
-    depths: set[int] = set()
+    numbers: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
         if match is None:
-            raise ValueError(f"{part!r} is not a depth or a range of depths")
+            raise ValueError(f"{part!r} is not a {what} or a range of {what}s")
         first = int(match[1])
-        depths.update(range(first, int(match[2] or first) + 1))
-    return frozenset(depths)
+        numbers.update(range(first, int(match[2] or first) + 1))
+    return frozenset(numbers)
 
 
 def parse_sites(text: str) -> frozenset[str]:
@@ -74,16 +79,18 @@ def parse_sites(text: str) -> frozenset[str]:
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
-    """Read ``HSPROBE_CAPTURE``, ``HSPROBE_SITES``, ``HSPROBE_DEPTHS`` and ``HSPROBE_MAX_BYTES``.
+    """Read ``HSPROBE_CAPTURE`` and ``HSPROBE_SITES``, ``_DEPTHS``, ``_RANKS`` and ``_MAX_BYTES``.
 
     Raises:
         ValueError: one of them cannot be understood.
     """
     target = environment.get("HSPROBE_CAPTURE", "")
     sites, depths = environment.get("HSPROBE_SITES"), environment.get("HSPROBE_DEPTHS")
+    ranks = environment.get("HSPROBE_RANKS")
     return Settings(
         directory=None if target in ("", "1") else Path(target),
         sites=parse_sites(sites) if sites else frozenset(SITES),
-        depths=parse_depths(depths) if depths else None,
+        depths=parse_numbers(depths, "depth") if depths else None,
         max_bytes=int(environment.get("HSPROBE_MAX_BYTES") or DEFAULT_MAX_BYTES),
+        ranks=parse_numbers(ranks, "rank") if ranks else None,
     )

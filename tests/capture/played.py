@@ -1,6 +1,7 @@
 """A server process played by hand: it writes a spool as the probes of a real one would."""
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,28 @@ WIDTH = 4
 
 
 class Server:
-    """Plays one process of a server. Row r of the tensor of a pass holds [pass, r, token, position]."""
+    """Plays one process of a server. Row r of the tensor of a pass holds [id, r, token, position].
 
-    def __init__(self, path: Path, rank: int = 0, **hello: Any) -> None:
+    With `by_model`, ids count the passes of each model, as a real server does; without, all passes.
+    """
+
+    def __init__(self, path: Path, rank: int = 0, *, by_model: bool = False, **hello: Any) -> None:
         self.path = path
         self.spool = SpoolWriter(path)
         self.count = itertools.count()
-        self.spool.append("hello", {"rank": rank, "tp": rank, "pp": 0, "dp": 0, "attn_tp": rank, **hello})
+        self.nth = Counter[str]()
+        self.by_model = by_model
+        self.hello(rank=rank, **hello)
+
+    def hello(self, rank: int, **more: Any) -> None:
+        """Begin (anew)."""
+        self.spool.append("hello", {"rank": rank, "tp": rank, "pp": 0, "dp": 0, "attn_tp": rank, **more})
+
+    def skip(self, count: int) -> None:
+        """Run forwards, of target and draft in turn, without recording."""
+        for number in range(count):
+            next(self.count)
+            self.nth["draft" if number % 2 else "target"] += 1
 
     def request(self, rid: str, prompt: Sequence[int]) -> None:
         self.spool.append("request", {"rid": rid, "origin_ids": list(prompt)})
@@ -38,6 +54,8 @@ class Server:
     ) -> int:
         """A pass; `rows` gives each request's first position (or all its positions) and token ids."""
         number = next(self.count)
+        nth = self.nth[model] if self.by_model else number
+        self.nth[model] += 1
         tokens: list[int] = []
         positions: list[int] = []
         for where, ids in rows.values():
@@ -47,6 +65,7 @@ class Server:
         positions += [0] * padding
         header = {
             "pass": number,
+            "nth": nth,
             "model": model,
             "phase": phase,
             "mode": "FULL",
@@ -58,7 +77,7 @@ class Server:
         }
         self.spool.append("pass", header, np.array([tokens, positions], "<i8").tobytes())
         if tensor:
-            data = np.array([[number, r, *row] for r, row in enumerate(zip(tokens, positions, strict=True))])
+            data = np.array([[nth, r, *row] for r, row in enumerate(zip(tokens, positions, strict=True))])
             self.tensor(number, data.astype(np.float32), name=tensor)
         return number
 

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hsprobe.probes.sglang.labels import NotRecordable, read_pass
+from hsprobe.probes.sglang.labels import read_pass
+from hsprobe.probes.sglang.placing import NotRecordable
 from hsprobe.probes.sglang.spooling import Copy, Spooler
 from hsprobe.trace.spool import SpoolReader
 
@@ -26,27 +27,19 @@ TARGET, DRAFT = SimpleNamespace(is_draft_worker=False), SimpleNamespace(is_draft
 
 
 def test_rows_belong_to_requests_by_phase():
-    prefill = read_pass(1, TARGET, batch_of("EXTEND", [3, 5], extend_seq_lens_cpu=[3, 5]))
+    prefill = read_pass(1, 1, TARGET, batch_of("EXTEND", [3, 5], extend_seq_lens_cpu=[3, 5]))
     assert (prefill.phase, prefill.req_rows, prefill.n_rows) == ("prefill", [3, 5], 8)
-    verify = read_pass(2, TARGET, batch_of("TARGET_VERIFY", [4, 4]))
+    verify = read_pass(2, 2, TARGET, batch_of("TARGET_VERIFY", [4, 4]))
     assert (verify.phase, verify.req_rows) == ("verify", [4, 4])
-    assert read_pass(3, TARGET, batch_of("DECODE", [1, 1])).phase == "decode"
-    assert read_pass(4, DRAFT, batch_of("DECODE", [1, 1])).phase == "draft_decode"
-    assert read_pass(5, DRAFT, batch_of("DRAFT_EXTEND_V2", [4, 4])).phase == "draft_extend"
+    assert read_pass(3, 3, TARGET, batch_of("DECODE", [1, 1])).phase == "decode"
+    assert read_pass(4, 4, DRAFT, batch_of("DECODE", [1, 1])).phase == "draft_decode"
+    assert read_pass(5, 5, DRAFT, batch_of("DRAFT_EXTEND_V2", [4, 4])).phase == "draft_extend"
 
 
 def test_batches_without_rows_are_left_out_and_unknown_ones_refused():
-    assert read_pass(1, TARGET, batch_of("IDLE", [])) is None
+    assert read_pass(1, 1, TARGET, batch_of("IDLE", [])) is None
     with pytest.raises(NotRecordable, match="DLLM_EXTEND"):
-        read_pass(1, TARGET, batch_of("DLLM_EXTEND", [2]))
-
-
-def test_tensors_hold_all_rows_or_one_a_request_or_are_refused():
-    labelled = read_pass(1, TARGET, batch_of("EXTEND", [3, 5], extend_seq_lens_cpu=[3, 5]))
-    assert labelled.rows_of(torch.zeros(8, 2)) is None
-    assert labelled.rows_of(torch.zeros(2, 2)) == "last"
-    with pytest.raises(NotRecordable, match="3 rows in a pass of 8"):
-        labelled.rows_of(torch.zeros(3, 2))
+        read_pass(1, 1, TARGET, batch_of("DLLM_EXTEND", [2]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn])

@@ -3,14 +3,14 @@ import sys
 
 import pytest
 
-from hsprobe.probes.sglang.settings import SITES, from_environment, parse_depths, parse_sites
+from hsprobe.probes.sglang.settings import SITES, from_environment, parse_numbers, parse_sites
 
 
 def test_depths_are_numbers_and_ranges():
-    assert parse_depths("0, 3,5-8") == {0, 3, 5, 6, 7, 8}
+    assert parse_numbers("0, 3,5-8", "depth") == {0, 3, 5, 6, 7, 8}
     for text in ("", "a", "3-", "-1", "1,,2"):
         with pytest.raises(ValueError, match="not a depth"):
-            parse_depths(text)
+            parse_numbers(text, "depth")
 
 
 def test_a_prefix_names_all_sites_below_it():

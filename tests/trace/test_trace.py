@@ -84,7 +84,9 @@ def test_labels_requests_gaps_and_provenance_come_back(trace_path: Path) -> None
         assert [trace.requests.tokens(r).tolist() for r in range(2)] == [[11, 12, 13, 14], [11, 12, 99]]
         assert trace.requests.prompt_len.tolist() == [3, 2]
         (rank,) = trace.ranks
-        assert rank.coords == {"tp": 1, "pp": 0, "dp": 0, "attn_tp": 1}
+        sizes = {"tp_size": 1, "pp_size": 1, "dp_size": 1, "attn_tp_size": 1}
+        assert rank.coords == {"tp": 1, "pp": 0, "dp": 0, "attn_tp": 1, **sizes}
+        assert rank.layers is None
         assert rank.passes["id"].tolist() == [4, 5]
         assert rank.rows["token"].tolist() == [11, 12, 13, 11, 12, 14, 99]
         assert rank.rows["context"].dtype == np.uint64
