@@ -111,6 +111,7 @@ class Stored:
         dtype: element type, a key of `BITS`.
         fetch: (first, count) -> that many elements, flat and row-major, in the type of `BITS[dtype]`.
         first: where this tensor begins in what `fetch` knows.
+        dense: whether its elements lie side by side in the file, not as a part of something wider.
     """
 
     name: str
@@ -118,6 +119,7 @@ class Stored:
     dtype: str
     fetch: Callable[[int, int], Array]
     first: int = 0
+    dense: bool = True
 
     @property
     def size(self) -> int:

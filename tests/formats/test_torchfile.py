@@ -12,7 +12,7 @@ import torch
 
 from hsprobe.errors import HsprobeError
 from hsprobe.formats.source import Source
-from hsprobe.formats.stored import Stored
+from hsprobe.formats.stored import FileBytes, Stored
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64, torch.int32, torch.bool]
 DTYPES += [torch.float8_e4m3fn, torch.uint16, torch.uint8]
@@ -95,3 +95,23 @@ def test_a_file_from_before_torch_1_6(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(HsprobeError, match="nothing but data"):
         load(tmp_path / "evil.pt")
     assert not (tmp_path / "pwned").exists()
+
+
+def test_of_columns_of_a_wider_tensor_only_the_rows_asked_for_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ModelOpt's vLLM script stores: both tensors are views of one storage."""
+    wide = torch.arange(400 * 64, dtype=torch.float32).reshape(400, 64)
+    torch.save({"aux": wide[:, :48], "final": wide[:, 48:]}, tmp_path / "x.pt")
+    found = load(tmp_path / "x.pt")
+    assert not found["final"].dense
+    asked: list[int] = []
+    read = FileBytes.read
+
+    def counted(self: FileBytes, offset: int, count: int) -> bytearray:
+        asked.append(count)
+        return read(self, offset, count)
+
+    monkeypatch.setattr(FileBytes, "read", counted)
+    assert np.array_equal(found["final"].read(7, 9), wide[7:9, 48:].numpy())
+    assert sum(asked) < 3 * 64 * 4

@@ -1,7 +1,7 @@
 """What `torch.save` wrote, without torch and without unpickling: nested mappings with `Stored` tensors.
 
 A torch file is a zip with a pickle of the structure (`<folder>/data.pkl`) and one member, stored as it is,
-for each storage. Files from before torch 1.6 are a bare pickle, and those alone need torch (weights_only=True).
+for each storage. Files from before torch 1.6 are a bare pickle; those alone need torch (weights_only=True).
 Source: torch/serialization.py and torch/_utils.py (_rebuild_tensor_v2, _v3) of torch 2.9.
 """
 
@@ -110,22 +110,35 @@ class _Reader:
         base = zipped.stored_offset(self.source, entry)
         if _row_major(sizes, strides):
             return stored_at(name, self.source, base + offset * width, sizes, dtype)
-        return self._gathered(name, base + offset * width, sizes, strides, dtype, reach)
+        inner = reach - (sizes[0] - 1) * strides[0]
+        return self._gathered(name, base + offset * width, sizes, strides, dtype, inner)
 
     def _gathered(
-        self, name: str, offset: int, shape: tuple[int, ...], strides: Sequence[int], dtype: str, reach: int
+        self, name: str, offset: int, shape: tuple[int, ...], strides: Sequence[int], dtype: str, inner: int
     ) -> Stored:
-        """A tensor whose elements do not lie in order, such as a transposed view."""
+        """A tensor whose elements do not lie in order, such as some columns of a wider one.
+
+        Args:
+            inner: how many elements one entry of the first axis spans; only the entries asked for are read.
+        """
         code = np.dtype(BITS[dtype])
-        if reach * code.itemsize > _MAX_GATHERED:
+        if inner * code.itemsize > _MAX_GATHERED:
             raise damaged(name, "a large tensor in it is a transposed view")
+        each = math.prod(shape[1:])
 
         def fetch(first: int, count: int) -> Array:
-            flat = stored_at(name, self.source, offset, (reach,), dtype).read()
-            view = np.lib.stride_tricks.as_strided(flat, shape, [s * code.itemsize for s in strides])
-            return view.reshape(-1)[first : first + count]
+            if not count:
+                return np.empty(0, code)
+            low, high = first // each, -(-(first + count) // each)
+            span = (high - low - 1) * strides[0] + inner
+            place = offset + low * strides[0] * code.itemsize
+            flat = stored_at(name, self.source, place, (span,), dtype).read()
+            view = np.lib.stride_tricks.as_strided(
+                flat, (high - low, *shape[1:]), [s * code.itemsize for s in strides]
+            )
+            return view.reshape(-1)[first - low * each : first - low * each + count]
 
-        return Stored(name, shape, dtype, fetch)
+        return Stored(name, shape, dtype, fetch, dense=False)
 
 
 class _Storage:
