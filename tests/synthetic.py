@@ -5,7 +5,7 @@ Shapes: n rows of a request, H channels, L layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -201,6 +201,7 @@ def write_infer(
     decode_depths: Sequence[int] | None = None,
     account: bool = True,
     makes: Sequence[Make] | None = None,
+    graphs: Collection[tuple[int, Phase]] = (),
 ) -> Path:
     """A capture from a server: prefill of the first part of each request, then decode and verify passes.
 
@@ -213,6 +214,8 @@ def write_infer(
         decode_depths: what it hands over in decode passes, where that differs.
         account: whether the server says which depths it hands over.
         makes: what the chunks are made of, in place of the states at `depths`.
+        graphs: requests and phases of the target that were replayed from a CUDA graph; their passes have
+            " graph" after the phase in their mark.
     """
     world = world or World()
     known = {
@@ -243,6 +246,7 @@ def write_infer(
                 account,
                 cached,
                 makes,
+                [phase for request, phase in graphs if request == number],
             )
         writer.set_requests([f"s{i}" for i in range(len(world.requests))], world.requests, _lengths(world))
     return path
@@ -257,6 +261,11 @@ class _Span:
     phase: Phase
     rejected: int = 0
     model: Model = Model.TARGET
+    graph: bool = False
+
+    @property
+    def mark(self) -> str:
+        return self.phase.name.lower() + (" graph" if self.graph else "")
 
     @property
     def rows(self) -> int:
@@ -276,6 +285,7 @@ def _serve(
     account: bool,
     cached: int,
     makes: Sequence[Make] | None,
+    graphs: Sequence[Phase],
 ) -> None:
     rng = np.random.default_rng(number)
     declared = list(depths)
@@ -288,6 +298,7 @@ def _serve(
     spans = [_Span(cached, first, Phase.PREFILL)]
     spans += [_Span(p, p + 1, Phase.DECODE) for p in range(first, second)]
     spans += [_Span(p, min(p + 3, len(tokens)), Phase.VERIFY, 1) for p in range(second, len(tokens), 3)]
+    spans = [replace(span, graph=span.phase in graphs) for span in spans]
 
     def block(depth: Any, span: _Span) -> Floats:
         junk = np.full((span.rejected, world.width), 7.0, np.float32)
@@ -296,7 +307,7 @@ def _serve(
     def spoilt(name: str, blocks: list[Floats]) -> list[Floats]:
         if spoil is None:
             return blocks
-        marks = [f"{name}@{span.phase.name.lower()}" for span in spans]
+        marks = [f"{name}@{span.mark}" for span in spans]
         return [spoil(mark, x.copy()) for mark, x in zip(marks, blocks, strict=True)]
 
     rows = _append_rows(writer, number, tokens, spans)
@@ -330,7 +341,7 @@ def _serve(
 
 def _of_the_draft(span: _Span) -> _Span:
     phase = Phase.PREFILL if span.phase is Phase.PREFILL else Phase.DRAFT_EXTEND
-    return replace(span, phase=phase, model=Model.DRAFT)
+    return replace(span, phase=phase, model=Model.DRAFT, graph=False)
 
 
 def _append_rows(
@@ -343,6 +354,7 @@ def _append_rows(
             "id": [request * 1000 + span.start for span in spans],
             "model": [int(span.model) for span in spans],
             "phase": [int(span.phase) for span in spans],
+            "graph": [int(span.graph) for span in spans],
             "mode": [int(CaptureMode.FULL)] * len(spans),
             "n_rows": [span.rows for span in spans],
             "time": [0.0] * len(spans),

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hsprobe.compare.align import Pairs
 from hsprobe.compare.stack import RANK_SHIFT, Keys, Rows
+
+
+class Way(NamedTuple):
+    """How a row was computed: codes of `Phase` and `Launch`."""
+
+    phase: int
+    graph: int = 0
 
 
 @dataclass(frozen=True)
@@ -15,13 +25,13 @@ class Repeats:
     """What a stack computed more than once.
 
     Attributes:
-        pairs: (phase of the later row, phase of the row it is compared with) -> the pairs. All rows of a
-            context are compared with one of them: the first of the first phase that it occurs in, so with
-            prefill where there is one.
+        pairs: (way of the later row, way of the row it is compared with) -> the pairs. All rows of a context
+            are compared with one of them: the first of the first phase that it occurs in, so with prefill
+            where there is one, and there with one that ran eagerly before one from a CUDA graph.
         rows, contexts, repeated: usable rows, distinct contexts in them, and how many of those occur again.
     """
 
-    pairs: dict[tuple[int, int], Pairs]
+    pairs: dict[tuple[Way, Way], Pairs]
     rows: int
     contexts: int
     repeated: int
@@ -36,7 +46,15 @@ def repeats(keys: Keys) -> Repeats:
     usable = keys.usable
     rank = keys.row[usable] >> RANK_SHIFT
     order = np.lexsort(
-        (usable, keys.phase[usable], keys.position[usable], keys.token[usable], keys.context[usable], rank)
+        (
+            usable,
+            keys.graph[usable],
+            keys.phase[usable],
+            keys.position[usable],
+            keys.token[usable],
+            keys.context[usable],
+            rank,
+        )
     )
     rows, rank = usable[order], rank[order]
     new = np.ones(len(rows), bool)
@@ -47,18 +65,26 @@ def repeats(keys: Keys) -> Repeats:
     group = np.cumsum(new) - 1
     base = rows[new][group]
     later, base, group = rows[~new], base[~new], group[~new]
-    return Repeats(
-        _by_phases(keys, later, base), len(rows), int(np.count_nonzero(new)), len(np.unique(group))
-    )
+    return Repeats(_by_ways(keys, later, base), len(rows), int(np.count_nonzero(new)), len(np.unique(group)))
 
 
-def _by_phases(keys: Keys, later: Rows, base: Rows) -> dict[tuple[int, int], Pairs]:
+def _by_ways(keys: Keys, later: Rows, base: Rows) -> dict[tuple[Way, Way], Pairs]:
     ascending = np.argsort(later, kind="stable")
     later, base = later[ascending], base[ascending]
-    found: dict[tuple[int, int], Pairs] = {}
-    for left in np.unique(keys.phase[later]).tolist():
-        for right in np.unique(keys.phase[base]).tolist():
-            both = (keys.phase[later] == left) & (keys.phase[base] == right)
-            if both.any():
-                found[left, right] = Pairs(later[both], base[both])
+    found: dict[tuple[Way, Way], Pairs] = {}
+    for left, right in product(_ways(keys, later), _ways(keys, base)):
+        both = _went(keys, later, left) & _went(keys, base, right)
+        if both.any():
+            found[left, right] = Pairs(later[both], base[both])
     return found
+
+
+def _ways(keys: Keys, rows: Rows) -> list[Way]:
+    known = np.unique(np.stack([keys.phase[rows], keys.graph[rows]]), axis=1)
+    return [Way(*way) for way in known.T.tolist()]
+
+
+def _went(keys: Keys, rows: Rows, way: Way) -> NDArray[np.bool_]:
+    """Which rows were computed this way. [n] -> [n]"""
+    went: NDArray[np.bool_] = (keys.phase[rows] == way.phase) & (keys.graph[rows] == way.graph)
+    return went

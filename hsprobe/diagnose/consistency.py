@@ -12,7 +12,7 @@ import numpy as np
 from hsprobe.compare.align import Pairs, by_context, pair
 from hsprobe.compare.direct import Direct, Lane, Limits, compare_many
 from hsprobe.compare.noise import Level, Noise
-from hsprobe.compare.repeats import Repeats, repeats
+from hsprobe.compare.repeats import Repeats, Way, repeats
 from hsprobe.compare.stack import Stack, is_draft
 from hsprobe.compare.tolerance import Tolerance
 from hsprobe.compare.tolerance import read as read_tolerance
@@ -24,6 +24,7 @@ from hsprobe.diagnose.naming import phase_name
 from hsprobe.diagnose.sides import Side, chunk_lanes, dtypes_between, open_side, served_depths
 from hsprobe.errors import HsprobeError
 from hsprobe.trace.reader import Trace
+from hsprobe.trace.schema import Launch
 
 REPEAT, HANDOVER, ACCOUNT = "repeat", "handover", "account"
 # How the same token comes to be computed twice, which no ordinary traffic does behind a prefix cache.
@@ -56,7 +57,7 @@ class Comparison:
     Attributes:
         kind: "repeat" (the same tokens computed twice), "handover" (draft.input against aux) or "account"
             (aux against the depths that the server says it is made of).
-        left, right: what is compared with what: phases, or sites.
+        left, right: what is compared with what: phases and how they were launched, or sites.
         rows: pairs of rows compared at a site, at most.
         divergence: the first depth at which the stream differs, for repeats.
     """
@@ -97,7 +98,7 @@ class SelfReport:
 
 
 def consistency(infer: Path | str, *, noise: Path | str | None = None) -> SelfReport:
-    """Compare what one server computed for the same tokens in different phases and passes.
+    """Compare what one server computed for the same tokens in different phases and passes, eager and graph.
 
     Args:
         infer: trace of a server.
@@ -172,9 +173,9 @@ class Checker:
 
     def _repeats(self) -> Iterator[Comparison]:
         kinds = {
-            (is_draft(stack), *phases)
+            (is_draft(stack), *ways)
             for stack in self.side.stacks.values()
-            for phases in self._repeats_of(stack).pairs
+            for ways in self._repeats_of(stack).pairs
         }
         for draft, left, right in sorted(kinds):
             measured: list[tuple[str, Measured]] = []
@@ -184,9 +185,8 @@ class Checker:
                     measured += self._measure([(lane, lane) for lane in self._lanes(stack)], pairs)
             stream = [m for name, m in measured if name.startswith("layer/")]
             stream += [m for name, m in measured if m.depth == "final" and not name.startswith("layer/")]
-            whose = "draft " if draft else ""
-            names = [whose + phase_name(phase).removeprefix(whose) for phase in (left, right)]
-            yield self._comparison(REPEAT, names[0], names[1], measured, stream)
+            names = way_names(left, right, draft=draft)
+            yield self._comparison(REPEAT, *names, measured, stream)
 
     def _handover(self) -> Iterator[Comparison]:
         aux, handed = self.side.stacks.get("aux"), self.side.stacks.get("draft.input")
@@ -260,6 +260,18 @@ class Checker:
             )
         first = first_divergence(stream, self.side.trace)
         return Comparison(kind, left, right, max(s.line.rows for s in sites), sites, first)
+
+
+def way_names(left: Way, right: Way, *, draft: bool = False) -> tuple[str, str]:
+    """`verify` and `prefill`; where a CUDA graph ran either, `verify (graph)` and `verify (eager)`."""
+    whose = "draft " if draft else ""
+    launched = left.graph or right.graph
+
+    def name(way: Way) -> str:
+        how = f" ({Launch(way.graph).name.lower()})" if launched else ""
+        return f"{whose}{phase_name(way.phase).removeprefix(whose)}{how}"
+
+    return name(left), name(right)
 
 
 def _site(lane: Lane) -> str:

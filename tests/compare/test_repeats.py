@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hsprobe.compare.repeats import Repeats, repeats
+from hsprobe.compare.repeats import Repeats, Way, repeats
 from hsprobe.compare.stack import Keys, stacks_of
 from hsprobe.trace.reader import Trace
 from hsprobe.trace.schema import Phase, RowStatus
@@ -30,9 +30,9 @@ def _keys(rows: list[tuple[int, int, int]], **columns: list[int]) -> Keys:
     )
 
 
-def _pairs(found: Repeats) -> dict[tuple[int, int], list[tuple[int, int]]]:
+def _pairs(found: Repeats) -> dict[tuple[Way, Way], list[tuple[int, int]]]:
     return {
-        phases: list(zip(p.left.tolist(), p.right.tolist(), strict=True)) for phases, p in found.pairs.items()
+        ways: list(zip(p.left.tolist(), p.right.tolist(), strict=True)) for ways, p in found.pairs.items()
     }
 
 
@@ -40,8 +40,19 @@ def test_a_context_computed_twice_is_compared_with_its_prefill_row() -> None:
     found = repeats(
         _keys([(7, 0, VERIFY), (8, 1, DECODE), (7, 0, PREFILL), (9, 2, PREFILL), (7, 0, PREFILL)])
     )
-    assert _pairs(found) == {(PREFILL, PREFILL): [(4, 2)], (VERIFY, PREFILL): [(0, 2)]}
+    assert _pairs(found) == {
+        (Way(PREFILL), Way(PREFILL)): [(4, 2)],
+        (Way(VERIFY), Way(PREFILL)): [(0, 2)],
+    }
     assert (found.rows, found.contexts, found.repeated) == (5, 3, 1)
+
+
+def test_an_eager_row_is_what_others_of_its_phase_are_compared_with() -> None:
+    found = repeats(
+        _keys([(7, 0, VERIFY), (7, 0, VERIFY), (8, 1, VERIFY), (8, 1, PREFILL)], graph=[1, 0, 1, 1])
+    )
+    graph = ((VERIFY, 1), (VERIFY, 0)), ((VERIFY, 1), (PREFILL, 1))
+    assert _pairs(found) == {graph[0]: [(0, 1)], graph[1]: [(2, 3)]}
 
 
 def test_rejected_rows_and_rows_without_context_are_left_out() -> None:
@@ -70,7 +81,7 @@ def test_every_pair_of_a_capture_has_the_same_tokens_before_it(tmp_path: Path) -
     with Trace.open(write_infer(tmp_path / "i.h5", world=World(requests=requests))) as trace:
         keys = stacks_of(trace, "infer")["aux"].keys
         found = repeats(keys)
-        assert {(DECODE, PREFILL), (VERIFY, PREFILL), (PREFILL, PREFILL)} <= set(found.pairs)
+        assert {left.phase for left, _ in found.pairs} >= {DECODE, VERIFY, PREFILL}
         for pairs in found.pairs.values():
             for a, b in zip(pairs.left, pairs.right, strict=True):
                 position = int(keys.position[a])

@@ -13,6 +13,7 @@ from hsprobe.compare import tolerance
 from hsprobe.diagnose.consistency import ACCOUNT, HANDOVER, REPEAT, SelfReport, consistency
 from hsprobe.diagnose.learn import learn
 from hsprobe.errors import HsprobeError
+from hsprobe.trace.schema import Phase
 from tests.synthetic import Floats, World, prompts, write_infer, write_train
 
 # A prompt, and again with its answer and more appended: prefill repeats what decode and verify computed.
@@ -124,6 +125,33 @@ class TestFaults:
         tolerance.write(learn(reference, noisy).tolerance, tmp_path / "t.json")
         report = consistency(noisy, noise=tmp_path / "t.json")
         assert [c.title for c in report.comparisons if c.kind == REPEAT and c.bad] == []
+
+
+class TestGraphs:
+    """A request served eagerly, and again with its decode and verify passes replayed from CUDA graphs."""
+
+    AGAIN = World(requests=[prompts(1)[0], prompts(1)[0]])
+    GRAPHS = ((1, Phase.DECODE), (1, Phase.VERIFY))
+
+    def _served(self, path: Path, spoil: object = None) -> Path:
+        return write_infer(path, world=self.AGAIN, graphs=self.GRAPHS, spoil=spoil)  # type: ignore[arg-type]
+
+    def test_eager_and_graph_passes_of_one_phase_are_compared(self, tmp_path: Path) -> None:
+        report = consistency(self._served(tmp_path / "i.h5"))
+        assert report.same
+        titles = {c.title for c in report.comparisons if c.kind == REPEAT}
+        assert titles >= {"decode (graph) vs decode (eager)", "verify (graph) vs verify (eager)"}
+
+    def test_states_that_only_a_graph_computes_wrongly_are_named_by_it(self, tmp_path: Path) -> None:
+        report = consistency(self._served(tmp_path / "i.h5", _off("layer/006@verify graph")))
+        (finding,) = (f for f in report.findings if f.code == "HS506")
+        assert finding.title.startswith("verify (graph) gives other states than verify (eager)")
+
+    def test_a_graph_that_hands_over_other_states_than_it_computes(self, tmp_path: Path) -> None:
+        report = consistency(self._served(tmp_path / "i.h5", _off("aux@decode graph")))
+        (finding,) = (f for f in report.findings if f.code == "HS304")
+        assert "decode (graph)" in finding.title
+        assert any("--disable-cuda-graph" in step for step in finding.mend.steps)
 
 
 class TestCommand:

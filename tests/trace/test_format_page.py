@@ -34,7 +34,9 @@ def test_every_place_in_a_trace_is_on_the_page(trace_path: Path) -> None:
     assert {name for name in names if not name.isdigit()} <= words
 
 
-@pytest.mark.parametrize("codes", [schema.Model, schema.Phase, schema.CaptureMode, schema.RowStatus, schema.Launch])
+@pytest.mark.parametrize(
+    "codes", [schema.Model, schema.Phase, schema.CaptureMode, schema.RowStatus, schema.Launch]
+)
 def test_every_code_is_on_the_page(codes: type[schema.Phase]) -> None:
     for code in codes:
         assert f"{code.value} {code.name.replace('_', ' ').lower()}" in PAGE.lower()
