@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence
 
 from hsprobe import __version__
-from hsprobe.commands import capture, demo, diff, explain, inspect, noise, watch
+from hsprobe.commands import capture, demo, diff, explain, impact, inspect, noise, watch
 from hsprobe.commands.arguments import Parser
 from hsprobe.errors import HsprobeError
 
@@ -43,7 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"hsprobe {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
-    for command in (demo, capture, watch, diff, noise, inspect, explain):
+    for command in (demo, capture, watch, diff, impact, noise, inspect, explain):
         command.add_parser(commands)
     return parser
 
