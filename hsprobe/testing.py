@@ -35,7 +35,7 @@ def assert_traces_match(train: Path | str, infer: Path | str, *, noise: Path | s
     """Check that a capture holds the hidden states that the draft was trained on.
 
     Args:
-        train: trace of the training dump, or of the whole model.
+        train: the training dump as its producer wrote it, or a trace of it or of the whole model.
         infer: trace of the running server.
         noise: a file made by `hsprobe noise`.
 
@@ -58,7 +58,7 @@ def assert_draft_sees(
     """Check that a server hands its draft what the draft was trained on.
 
     Args:
-        train: trace of the training dump, or of the whole model.
+        train: the training dump as its producer wrote it, or a trace of it or of the whole model.
         server: the fixture `hsprobe_server`, the URL of a server started with HSPROBE_CAPTURE=1, or a trace
             that was captured before. A server is sent the prompts of `train`.
         max_new_tokens: tokens to generate for each prompt, which is what the draft takes part in.

@@ -1,11 +1,14 @@
-"""The prompts to send: token ids out of a trace, or lines of JSON."""
+"""The prompts to send: token ids out of a trace or a training dump, or lines of JSON."""
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hsprobe.errors import HsprobeError
+
+if TYPE_CHECKING:
+    from hsprobe.formats.dump import Options
 
 
 @dataclass(frozen=True)
@@ -20,31 +23,63 @@ class Prompt:
         return {"text": self.text} if self.input_ids is None else {"input_ids": list(self.input_ids)}
 
 
-def load_prompts(path: Path, limit: int | None = None) -> list[Prompt]:
-    """Read prompts from a trace (its requests' prompts) or a JSONL file.
+def load_prompts(path: Path, limit: int | None = None, options: "Options | None" = None) -> list[Prompt]:
+    """Read prompts from a trace (its requests' prompts), a training dump (its samples) or a JSONL file.
 
     Args:
-        path: a trace, or a file whose lines are ``{"input_ids": [...]}`` or ``{"text": "..."}``.
-        limit: keep the first so many.
+        path: a trace, a dump, or a file whose lines are ``{"input_ids": [...]}`` or ``{"text": "..."}``.
+        limit: keep the first so many; no more samples of a dump are read.
+        options: what is known of a dump that it does not say itself.
 
     Raises:
         HsprobeError: the file is neither, or holds no prompt.
     """
     if not path.exists():
         raise HsprobeError(
-            f"There is no file {path}.", "Give --prompts a trace or a JSONL file with input_ids or text."
+            f"There is no file {path}.",
+            "Give --prompts a trace, a dump, or a JSONL file of input_ids or text.",
         )
-    prompts = _from_trace(path) if _is_hdf5(path) else _from_lines(path)
+    prompts = _from_lines(path) if _is_text(path) else _from_states(path, limit, options)
     if not prompts:
         raise HsprobeError(f"{path} holds no prompts.", "Give a file with at least one prompt.")
     return prompts[:limit]
 
 
-def _is_hdf5(path: Path) -> bool:
-    if path.is_dir():
-        raise HsprobeError(f"{path} is a folder.", "Give --prompts a trace or a JSONL file.")
+def _is_text(path: Path) -> bool:
+    """Whether it may be JSONL: no folder, and no byte at its beginning that text does not have."""
+    if not path.is_file():
+        return False
     with path.open("rb") as file:
-        return file.read(8) == b"\x89HDF\r\n\x1a\n"
+        return all(byte >= 0x20 or byte in b"\t\r\n" for byte in file.read(8)) or path.suffix == ".jsonl"
+
+
+def _from_states(path: Path, limit: int | None, options: "Options | None") -> list[Prompt]:
+    from hsprobe.formats.registry import is_trace
+
+    return _from_trace(path) if is_trace(path) else _from_dump(path, limit, options)
+
+
+def _from_dump(path: Path, limit: int | None, options: "Options | None") -> list[Prompt]:
+    from hsprobe.formats.registry import open_dump
+
+    dump = open_dump(path, options)
+    prompts: list[Prompt] = []
+    for name in dump.reader.names():
+        if limit is not None and len(prompts) >= limit:
+            break
+        tokens = dump.tokens(name)
+        if tokens is None or not len(tokens):
+            continue
+        if int(tokens.min()) < 0:
+            raise HsprobeError(
+                f"{path} ({dump.name}) has lost the first token of its samples.",
+                "Give its id with --train-first-token.",
+            )
+        prompts.append(Prompt(tuple(tokens.tolist())))
+    if not prompts and dump.skipped:
+        raise HsprobeError(f"No sample of {path} can be read; the first: {dump.skipped[0][1]}",
+                           "Fetch a sound copy of the dump.")  # fmt: skip
+    return prompts
 
 
 def _from_trace(path: Path) -> list[Prompt]:

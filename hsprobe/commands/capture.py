@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hsprobe.commands.dumps import add_options, options_of
 from hsprobe.errors import HsprobeError
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         type=Path,
         required=True,
         metavar="FILE",
-        help="a trace, or JSONL with input_ids or text on each line",
+        help="a trace, a training dump, or JSONL with input_ids or text on each line",
     )
     parser.add_argument("--limit", type=_positive, metavar="N", help="use the first N prompts only")
     parser.add_argument(
@@ -75,6 +76,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     _add_server_options(parser.add_argument_group("with --server"))
     _add_model_options(parser.add_argument_group("with --model"))
+    add_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -148,7 +150,7 @@ def run(args: argparse.Namespace) -> int:
     from hsprobe.capture.prompts import load_prompts
 
     _check(args)
-    prompts = load_prompts(args.prompts, args.limit)
+    prompts = load_prompts(args.prompts, args.limit, options_of(args))
     if args.model is not None:
         return _run_model(args, prompts)
     from hsprobe.capture.session import Plan, capture_from_launched, capture_from_running

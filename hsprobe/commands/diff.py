@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from hsprobe.commands.arguments import Parser
+from hsprobe.commands.dumps import add_options, options_of
 
 FORMATS = ("text", "json", "junit", "github", "markdown", "html")
 
@@ -67,6 +68,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         type=Path,
         help="judge by the noise measured with 'hsprobe noise' where FILE covers it",
     )
+    add_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -82,7 +84,17 @@ def run(args: argparse.Namespace) -> int:
     if args.second is None:
         report = consistency(args.first, noise=args.noise)
     else:
-        report = diff(args.first, args.second, rows=args.rows, noise=args.noise)
+        from hsprobe.report.progress import Telling
+
+        with Telling() as telling:
+            report = diff(
+                args.first,
+                args.second,
+                rows=args.rows,
+                noise=args.noise,
+                dump=options_of(args),
+                told=telling.tell,
+            )
     write(args.output, lambda stream: formats.write(report, args.format, stream))
     return 0 if report.same else 1
 

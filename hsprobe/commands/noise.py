@@ -6,6 +6,8 @@ import argparse
 import math
 from pathlib import Path
 
+from hsprobe.commands.dumps import add_options, options_of
+
 _DESCRIPTION = """\
 Learn from two benign captures how large an error is nothing but noise: for
 every depth, phase and pair of dtypes, robust quantiles of the row errors.
@@ -33,7 +35,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("first", metavar="A", type=Path, help="a benign trace, as TRAIN")
+    parser.add_argument("first", metavar="A", type=Path, help="a benign trace or dump, as TRAIN")
     parser.add_argument("second", metavar="B", type=Path, help="another of the same model, as INFER")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, required=True, help="the file to write")
     parser.add_argument(
@@ -43,6 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         default=3.0,
         help="a comparison may show X times the errors measured (default: %(default)s)",
     )
+    add_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -52,8 +55,10 @@ def run(args: argparse.Namespace) -> int:
     from hsprobe.diagnose.learn import learn
     from hsprobe.report import noise
     from hsprobe.report.output import write
+    from hsprobe.report.progress import Telling
 
-    learned = learn(args.first, args.second, safety=args.safety)
+    with Telling() as telling:
+        learned = learn(args.first, args.second, safety=args.safety, dump=options_of(args), told=telling.tell)
     tolerance.write(learned.tolerance, args.output)
     write(None, lambda stream: noise.write(learned, args.output, stream))
     return 0

@@ -5,39 +5,54 @@ from __future__ import annotations
 from pathlib import Path
 
 from hsprobe.compare.tolerance import read as read_tolerance
+from hsprobe.diagnose.dumped import Told, opened
 from hsprobe.diagnose.evidence import Evidence
 from hsprobe.diagnose.gather import Gatherer
 from hsprobe.diagnose.model import Report, State
 from hsprobe.diagnose.naming import numbers, plural
+from hsprobe.diagnose.producer import Producer
+from hsprobe.diagnose.producer import notes as dump_notes
 from hsprobe.diagnose.registry import findings
 from hsprobe.diagnose.sides import Side, check_same_model, open_side
 from hsprobe.errors import HsprobeError
-from hsprobe.trace.reader import Trace
+from hsprobe.formats.dump import Options
 
 DEFAULT_ROWS = 512
 
 
 def diff(
-    train: Path | str, infer: Path | str, *, rows: int = DEFAULT_ROWS, noise: Path | str | None = None
+    train: Path | str,
+    infer: Path | str,
+    *,
+    rows: int = DEFAULT_ROWS,
+    noise: Path | str | None = None,
+    dump: Options | None = None,
+    told: Told | None = None,
 ) -> Report:
     """Say whether the states in `infer` are those the draft was trained on, and if not, what is wrong.
 
     Args:
-        train: trace of the training dump, or of the whole model.
+        train: the training dump as its producer wrote it, or a trace of it or of the whole model.
         infer: trace of the running server.
         rows: most rows to identify chunks on; the direct comparison takes all.
         noise: a file made by `hsprobe noise`, used in place of the noise model where it has figures.
+        dump: what is known of the training dump that it does not say itself.
+        told: is told how far the reading of a dump is.
 
     Raises:
         HsprobeError: a file is unreadable, holds nothing, is of another model, or no row has a partner.
     """
     tolerance = None if noise is None else read_tolerance(Path(noise))
-    with Trace.open(Path(train)) as train_trace, Trace.open(Path(infer)) as infer_trace:
+    with (
+        opened(Path(infer), told=told) as infer_trace,
+        opened(Path(train), dump, beside=infer_trace, told=told) as train_trace,
+    ):
         train_side, infer_side = open_side(train_trace, "train"), open_side(infer_trace, "infer")
         check_same_model(train_side, infer_side)
         if tolerance is not None:
             tolerance.check_model(infer_side.architecture, infer_side.num_layers, infer_side.hidden)
         evidence = Gatherer(train_side, infer_side, rows, tolerance).run()
+        evidence.producer = Producer.of(train_trace.provenance)
         found = findings(evidence)
         if not found:
             _check_something_compared(evidence, train_side, infer_side)
@@ -53,7 +68,7 @@ def diff(
             layers=evidence.layers,
             coverage=evidence.coverage,
             divergence=evidence.divergence,
-            notes=[*evidence.notes, *_notes(evidence, train_side, infer_side)],
+            notes=[*evidence.notes, *dump_notes(evidence), *_notes(evidence, train_side, infer_side)],
         )
 
 
@@ -80,7 +95,7 @@ def _notes(evidence: Evidence, train: Side, infer: Side) -> list[str]:
             "target; capture with '--sites aux,layer,draft.input'."
         )
     unknown = [line.index for line in evidence.lines if line.trained is None]
-    if unknown and not evidence.has_depths:
+    if unknown and not evidence.has_depths and evidence.producer is None:
         notes.append(
             f"TRAIN does not say which depths its chunks hold ({numbers(unknown)}), and no depths were "
             "captured that could tell; capture with '--sites aux,layer'."

@@ -11,6 +11,7 @@ from hsprobe.compare.stack import Stack
 from hsprobe.diagnose.account import Part
 from hsprobe.diagnose.identify import Identity, Label
 from hsprobe.diagnose.model import ChunkLine, Depth, Divergence, LayerLine
+from hsprobe.diagnose.producer import Producer
 from hsprobe.diagnose.tokens import Tokens
 from hsprobe.diagnose.values import Difference
 from hsprobe.diagnose.weights import WeightTest
@@ -113,6 +114,8 @@ class Evidence:
         differences: values that differ though depth, form and rows are right.
         weights: what the served MLP says about the weights, where values differ and it can be told.
         tokens: how the prompts of both sides compare.
+        trained_margins: for each training chunk whose depth was found out, how many times worse others fit.
+        producer: what wrote the dump, None for a trace that was captured.
         claimed_depths: depth of every served chunk by the server's own account.
         handed: draft.input against aux, one a chunk; empty where the capture lacks either.
         divergence: where the stream first differs by more than noise; None where it does not.
@@ -140,6 +143,8 @@ class Evidence:
     weights: WeightTest | None = None
     tokens: Tokens | None = None
     divergence: Divergence | None = None
+    trained_margins: list[float | None] = field(default_factory=list)
+    producer: Producer | None = None
     notes: list[str] = field(default_factory=list)
 
     @property

@@ -42,12 +42,14 @@ class Trained:
 
     Attributes:
         depth: what it is; `source` how that is known; `declared` what the dump says.
+        margin: how many times worse the second best depth fits, where it was looked for.
     """
 
     lane: Lane | None
     depth: Depth
     source: str
     declared: Depth
+    margin: float | None = None
 
     def label(self, index: int) -> Label:
         return Label.of(self.depth, index)
@@ -98,6 +100,7 @@ class Gatherer:
             trained_chunks=len(chosen),
             served_chunks=len(served_lanes),
             trained_depths=[t.depth for t in chosen],
+            trained_margins=[t.margin if t.source == "identified" else None for t in chosen],
             claimed_depths=served_depths(self.serving, served, len(served_lanes)),
             chunks=chunks,
             layers=[found.line for found in stream],
@@ -193,7 +196,8 @@ class Gatherer:
             if lane.depth is not None and not whole.rules_out(Label.of(lane.depth)):
                 result.append(Trained(lane, lane.depth, "declared", lane.depth))
             else:
-                result.append(Trained(lane, depth, "unknown" if depth is None else "identified", lane.depth))
+                source = "unknown" if depth is None else "identified"
+                result.append(Trained(lane, depth, source, lane.depth, whole.margin))
         return result
 
     def _asked_for(self, served: Stack | None, count: int) -> list[Trained]:

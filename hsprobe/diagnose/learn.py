@@ -13,6 +13,7 @@ from hsprobe.compare.noise import Noise
 from hsprobe.compare.stack import Stack
 from hsprobe.compare.statistics import ErrorStats
 from hsprobe.compare.tolerance import MIN_ROWS, SAFETY, Figure, Tolerance, pair_of
+from hsprobe.diagnose.dumped import Told, opened
 from hsprobe.diagnose.evidence import Serving
 from hsprobe.diagnose.model import Depth
 from hsprobe.diagnose.naming import depth_name, phase_name, plural
@@ -25,7 +26,7 @@ from hsprobe.diagnose.sides import (
     served_depths,
 )
 from hsprobe.errors import HsprobeError
-from hsprobe.trace.reader import Trace
+from hsprobe.formats.dump import Options
 
 # Rounding, however coarse, does not turn half of a state into something else; another layer does.
 _NOT_NOISE = 0.5
@@ -47,18 +48,29 @@ class Learned:
     notes: list[str]
 
 
-def learn(first: Path | str, second: Path | str, *, safety: float = SAFETY) -> Learned:
+def learn(
+    first: Path | str,
+    second: Path | str,
+    *,
+    safety: float = SAFETY,
+    dump: Options | None = None,
+    told: Told | None = None,
+) -> Learned:
     """Measure how far two benign captures of one model are apart.
 
     Args:
-        first: stands for TRAIN. second: stands for INFER; phases are those of its rows.
+        first: stands for TRAIN, a trace or a dump. second: stands for INFER; phases are those of its rows.
         safety: how many times the measured errors a later comparison may show.
+        dump, told: as of `hsprobe.diagnose.diff`.
 
     Raises:
         HsprobeError: a file is unreadable, they are of different models, share no context or depth, or
             differ by more than any noise.
     """
-    with Trace.open(Path(first)) as a_trace, Trace.open(Path(second)) as b_trace:
+    with (
+        opened(Path(second), told=told) as b_trace,
+        opened(Path(first), dump, beside=b_trace, told=told) as a_trace,
+    ):
         a, b = open_side(a_trace, "train"), open_side(b_trace, "infer")
         check_same_model(a, b)
         model = Noise(b.num_layers or a.num_layers or 32)

@@ -12,6 +12,7 @@ from hsprobe.diagnose.evidence import Evidence
 from hsprobe.diagnose.explanation import Explanation
 from hsprobe.diagnose.forms import Proposal
 from hsprobe.diagnose.model import Finding
+from hsprobe.diagnose.producer import in_own_numbers
 
 
 class FaultClass(Protocol):
@@ -67,4 +68,5 @@ def findings(evidence: Evidence) -> list[Finding]:
         new = fault.diagnose(evidence, frozenset(explained))
         found += new
         explained.update(chunk for finding in new for chunk in finding.chunks)
+    found = [in_own_numbers(finding, evidence) for finding in found]
     return sorted(found, key=lambda finding: (finding.rank, -finding.confidence))

@@ -76,6 +76,9 @@ class Side:
         provenance = self.trace.provenance
         version = provenance.get(f"{provenance.get('producer')}_version")
         producer = str(provenance.get("producer") or "unknown producer")
+        dump = provenance.get("dump")
+        if isinstance(dump, dict) and dump.get("format"):
+            producer = str(dump["format"])
         some = next(iter(self.stacks.values()))
         return SideSummary(
             path=str(self.trace.path),

@@ -15,7 +15,7 @@ import numpy as np
 
 from hsprobe.errors import HsprobeError
 from hsprobe.formats.source import Source
-from hsprobe.formats.stored import Array, Ints, Stored, damaged
+from hsprobe.formats.stored import Array, Floats, Ints, Stored, as_floats, damaged
 from hsprobe.trace.schema import Phase
 
 Depth = int | Literal["final"] | None
@@ -144,6 +144,10 @@ class Rows:
         found = [part.read(start, stop) for part in self.parts]
         return found[0] if len(found) == 1 else np.concatenate(found, axis=1)
 
+    def floats(self, start: int = 0, stop: int | None = None) -> Floats:
+        """As `read`, as float32."""
+        return as_floats(self.read(start, stop), self.dtype)
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -199,12 +203,14 @@ class Options:
         format: key of a reader, or None to look.
         layers: ids of the chunks, in the producer's numbering and stored order.
         final: which side of the final norm the last state is from.
+        first_token: the first token of every sample, for dumps that have lost it.
         maps: for foreign files: name in a trace ("aux", "final", "input_ids") -> path of the data set.
     """
 
     format: str | None = None
     layers: tuple[int, ...] | None = None
     final: Norm | None = None
+    first_token: int | None = None
     maps: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -253,6 +259,7 @@ class Dump:
     reader: Reader
     source: Source
     layout: Layout
+    first_token: int | None = None
     skipped: list[tuple[str, str]] = field(default_factory=list)
 
     def samples(self) -> Iterator[Sample]:
@@ -273,7 +280,7 @@ class Dump:
     def tokens(self, name: str) -> Ints | None:
         """The token ids of one sample, None if it has none or cannot be read."""
         try:
-            return self.reader.tokens(name)
+            return self._whole(self.reader.tokens(name))
         except HsprobeError as error:
             self.skip(name, error)
             return None
@@ -296,7 +303,15 @@ class Dump:
             count = one.count if sample.tokens is None else min(one.count, len(sample.tokens) - one.start)
             if count > 0:
                 rows.append(replace(one, parts=tuple(part.rows(0, count) for part in one.parts)))
-        return replace(sample, rows=tuple(rows))
+        return replace(sample, tokens=self._whole(sample.tokens), rows=tuple(rows))
+
+    def _whole(self, tokens: Ints | None) -> Ints | None:
+        """The ids, the first one put in where the dump has lost it and the user knows it."""
+        if self.first_token is None or tokens is None or not len(tokens) or int(tokens[0]) != UNKNOWN:
+            return tokens
+        whole = tokens.copy()
+        whole[0] = self.first_token
+        return whole
 
 
 def squeezed(tensor: Stored, ndim: int) -> Stored:

@@ -61,7 +61,18 @@ def open_dump(path: Path, options: Options | None = None) -> Dump:
     key = options.format or _detected(source, known)
     reader = known[key].open_dump(source, options)
     layout = _with_options(reader.layout, options)
-    return Dump(path, key, known[key].NAME, reader, source, layout)
+    return Dump(path, key, known[key].NAME, reader, source, layout, options.first_token)
+
+
+def in_words(dump: Dump) -> str:
+    """`SpecForge offline, 1,204 samples, layer ids not recorded`"""
+    count = sum(1 for _ in dump.reader.names())
+    words = [dump.name, "1 sample" if count == 1 else f"{count:,} samples"]
+    aux = dump.layout.aux
+    if aux is not None:
+        ids = [aux.numbering.id_of(d) if isinstance(d, int) else d for d in aux.depths or ()]
+        words.append(f"layer ids {aux.sure.value}" + (f" ({', '.join(map(str, ids))})" if ids else ""))
+    return ", ".join(words)
 
 
 def _detected(source: Source, known: dict[str, Format]) -> str:

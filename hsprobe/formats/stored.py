@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -21,6 +22,7 @@ from hsprobe.trace.schema import STORAGE
 
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
 
 BITS: dict[str, str] = {**STORAGE, "bool": "|u1", "uint16": "<u2", "uint32": "<u4", "uint64": "<u8"}
 """Element type of a tensor in a dump -> numpy code of the type that its bits are read as."""
@@ -208,3 +210,11 @@ def stored_array(name: str, array: Array, dtype: str) -> Stored:
     """A tensor that is in memory already; `array` in the type of `BITS[dtype]`."""
     flat = np.ascontiguousarray(array).reshape(-1)
     return Stored(name, array.shape, dtype, lambda first, count: flat[first : first + count])
+
+
+def as_floats(bits: Array, dtype: str) -> Floats:
+    """Bits of an element type as float32."""
+    if bits.dtype.kind != "f":
+        bits = bits.view(np.dtype(getattr(ml_dtypes, dtype)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bits.astype(np.float32)

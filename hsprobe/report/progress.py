@@ -84,3 +84,14 @@ class RowProgress(_Live):
     def advanced_to(self, done: int, total: int) -> None:
         """So many are done."""
         self.show(f"{self._what}, {done} of {total}")
+
+
+class Telling(_Live):
+    """Lines about what is going on; one that names something found stays, the others are redrawn."""
+
+    def tell(self, text: str, *, stays: bool = False) -> None:
+        """Show a line, for good if it `stays`."""
+        if stays:
+            self._console.print(f"hsprobe: {text}", soft_wrap=True)
+        else:
+            self.show(text)

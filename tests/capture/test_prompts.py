@@ -33,6 +33,6 @@ def test_file_without_prompts_is_refused(tmp_path, content):
 
 def test_missing_file_folder_and_binary_are_refused(tmp_path):
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x01")
-    for name, words in (("missing", "no file"), (".", "a folder"), ("binary", "neither a trace nor text")):
+    for name, words in (("missing", "no file"), (".", "nor a training dump"), ("binary", "neither a trace")):
         with pytest.raises(HsprobeError, match=words):
             load_prompts(tmp_path / name)
