@@ -8,17 +8,21 @@ from typing import TYPE_CHECKING
 from hsprobe.errors import HsprobeError
 
 if TYPE_CHECKING:
-    from hsprobe.diagnose.explanation import Explanation
+    from collections.abc import Iterable
+
+    from hsprobe.report.explained import Entry
 
 _DESCRIPTION = """\
-Print what a fault class is: its symptom, its cause, the evidence that tells it
-from its neighbours, and its mend. Without a code, list all classes.
+Print what a fault class (HS...) is: its symptom, its cause, the evidence that
+tells it from its neighbours, and its mend; or what a rule of hsprobe check
+(CK...) looks at, why, and where to read about it. Without a code, list all.
 """
 
 _EPILOG = """\
 examples:
   hsprobe explain HS101
   hsprobe explain layer_shift
+  hsprobe explain CK102
   hsprobe explain
 """
 
@@ -32,24 +36,36 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("code", metavar="CODE", nargs="?", help="HS101, or the class's name")
+    parser.add_argument("code", metavar="CODE", nargs="?", help="HS101, CK102, or a name")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """0 once printed. Raises HsprobeError for a code that is not one."""
+    from hsprobe.check import registry as rules
+    from hsprobe.diagnose import explanation
     from hsprobe.diagnose.registry import catalogue
     from hsprobe.report import explained
 
-    found = list(catalogue())
-    print(explained.entry(_chosen(args.code, found)) if args.code else explained.listing(found))
-    return 0
+    faults, texts = catalogue(), rules.catalogue()
+    if not args.code:
+        print(explained.listing(faults, explanation.GROUPS))
+        print()
+        print(explained.listing(texts, rules.GROUPS))
+        return 0
+    wanted = args.code.strip().upper()
+    for fault in faults:
+        if wanted in (fault.code, fault.name):
+            print(explained.entry(fault, explanation.section(fault)))
+            return 0
+    for text in texts:
+        if wanted in (text.code, text.name):
+            print(explained.entry(text, rules.section(text)))
+            return 0
+    raise HsprobeError(
+        f"There is no fault class and no rule {args.code!r}.", f"The codes are {_codes([*faults, *texts])}."
+    )
 
 
-def _chosen(code: str, catalogue: list[Explanation]) -> Explanation:
-    wanted = code.strip().upper()
-    for found in catalogue:
-        if wanted in (found.code, found.name):
-            return found
-    known = ", ".join(found.code for found in catalogue)
-    raise HsprobeError(f"There is no fault class {code!r}.", f"The codes are {known}.")
+def _codes(entries: Iterable[Entry]) -> str:
+    return ", ".join(entry.code for entry in entries)

@@ -15,6 +15,8 @@ Version = tuple[int, ...]
 NEWEST = "0.5.23"
 """The newest version that was read."""
 OLDEST = "0.5.9"
+ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN", "DFLASH", "DSPARK", "FROZEN_KV_MTP")
+"""Speculative algorithms whose draft is handed states of the target."""
 
 
 class Rule(Enum):

@@ -31,15 +31,16 @@ def write(report: AnyReport, stream: TextIO) -> None:
 def commands(report: AnyReport) -> list[str]:
     """The workflow commands, one a line."""
     lines = [
-        _command("error", f"hsprobe {found.code} {found.name}", "\n".join(finding_lines(found)))
+        command("error", f"hsprobe {found.code} {found.name}", "\n".join(finding_lines(found)))
         for found in report.findings
     ]
     if report.same:
-        lines.append(_command("notice", "hsprobe", clear_sentence(report)))
-    return lines + [_command("notice", "hsprobe note", note) for note in report.notes]
+        lines.append(command("notice", "hsprobe", clear_sentence(report)))
+    return lines + [command("notice", "hsprobe note", note) for note in report.notes]
 
 
-def _command(kind: str, title: str, message: str) -> str:
+def command(kind: str, title: str, message: str) -> str:
+    """One workflow command: an annotation of this kind (error, warning, notice)."""
     name = _escaped(title).replace(":", "%3A").replace(",", "%2C")
     return f"::{kind} title={name}::{_escaped(message)}"
 

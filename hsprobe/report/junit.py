@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TextIO
 from xml.etree import ElementTree
 
 from hsprobe.diagnose.consistency import SelfReport
-from hsprobe.report.cases import AnyReport, cases_of
+from hsprobe.report.cases import AnyReport, Case, cases_of
 
 # What XML 1.0 cannot hold, not even escaped.
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -20,7 +21,11 @@ def write(report: AnyReport, stream: TextIO) -> None:
 
 def document(report: AnyReport) -> str:
     """The XML, with its declaration."""
-    cases = cases_of(report)
+    return suite(_name(report), cases_of(report))
+
+
+def suite(name: str, cases: Sequence[Case]) -> str:
+    """A document of one suite."""
     counts = {
         "tests": str(len(cases)),
         "failures": str(sum(case.result == "failed" for case in cases)),
@@ -28,11 +33,11 @@ def document(report: AnyReport) -> str:
         "skipped": str(sum(case.result == "skipped" for case in cases)),
     }
     root = ElementTree.Element("testsuites", {"name": "hsprobe", **counts})
-    suite = ElementTree.SubElement(root, "testsuite", {"name": _name(report), **counts})
+    holder = ElementTree.SubElement(root, "testsuite", {"name": _clean(name), **counts})
     for case in cases:
         names = {"classname": f"hsprobe.{case.group}", "name": case.name, "time": "0"}
         element = ElementTree.SubElement(
-            suite, "testcase", {key: _clean(text) for key, text in names.items()}
+            holder, "testcase", {key: _clean(text) for key, text in names.items()}
         )
         told = _clean("\n".join(case.lines))
         if case.result == "failed":
@@ -48,8 +53,8 @@ def document(report: AnyReport) -> str:
 
 def _name(report: AnyReport) -> str:
     if isinstance(report, SelfReport):
-        return _clean(f"hsprobe diff {report.infer.path}")
-    return _clean(f"hsprobe diff {report.train.path} {report.infer.path}")
+        return f"hsprobe diff {report.infer.path}"
+    return f"hsprobe diff {report.train.path} {report.infer.path}"
 
 
 def _clean(text: str) -> str:

@@ -49,4 +49,4 @@ def test_the_summary_is_appended_to_the_file_of_the_step(
 
 
 def test_percent_signs_and_title_marks_are_escaped() -> None:
-    assert github._command("error", "a: b, c", "50 %\nmore") == "::error title=a%3A b%2C c::50 %25%0Amore"
+    assert github.command("error", "a: b, c", "50 %\nmore") == "::error title=a%3A b%2C c::50 %25%0Amore"
