@@ -19,6 +19,9 @@ TRAIN is a training dump, or a reference of the whole model (hsprobe capture
 --model). INFER is a capture of the running server. Rows are compared where the
 token ids up to and including their own are the same.
 
+With --draft, the draft itself is computed from what the capture says it was
+given, and each of its stages held against what the server's draft made of it.
+
 INFER alone is compared with itself: what the server computed for the same
 tokens in different phases and passes, and handed to the draft.
 """
@@ -31,6 +34,8 @@ examples:
   hsprobe diff train.h5 infer.h5 --format github   # in a workflow
   hsprobe diff train.h5 infer.h5 --noise tolerance.json   # see: hsprobe noise
   hsprobe diff infer.h5                 # does the server agree with itself?
+  hsprobe diff infer.h5 --draft DRAFT   # does its draft compute what its checkpoint says?
+  hsprobe diff train.h5 infer.h5 --draft DRAFT
   hsprobe diff reference.h5 infer.h5    # from: hsprobe capture --model DIR
 
 exit codes: 0 same, 1 different, 2 trouble
@@ -69,6 +74,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="judge by the noise measured with 'hsprobe noise' where FILE covers it",
     )
     add_options(parser)
+    parser.add_argument(
+        "--draft",
+        metavar="DIR",
+        type=Path,
+        help="folder of the trained draft: compute it from what it was given, and compare every stage",
+    )
+    parser.add_argument(
+        "--target",
+        metavar="DIR",
+        type=Path,
+        help="with --draft: folder of the target, whose embedding it uses (default: the one INFER names)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -82,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
     report: Report | SelfReport
     if args.second is None:
-        report = consistency(args.first, noise=args.noise)
+        report = consistency(args.first, noise=args.noise, draft=args.draft, target=args.target)
     else:
         from hsprobe.report.progress import Telling
 
@@ -94,6 +111,8 @@ def run(args: argparse.Namespace) -> int:
                 noise=args.noise,
                 dump=options_of(args),
                 told=telling.tell,
+                draft=args.draft,
+                target=args.target,
             )
     write(args.output, lambda stream: formats.write(report, args.format, stream))
     return 0 if report.same else 1

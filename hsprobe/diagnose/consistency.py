@@ -17,6 +17,8 @@ from hsprobe.compare.stack import Stack, is_draft
 from hsprobe.compare.tolerance import Tolerance
 from hsprobe.compare.tolerance import read as read_tolerance
 from hsprobe.diagnose.chunkline import row_place
+from hsprobe.diagnose.draft.findings import held_against
+from hsprobe.diagnose.draft.model import DraftFindings
 from hsprobe.diagnose.evidence import Serving
 from hsprobe.diagnose.growth import Measured, first_divergence, layer_line
 from hsprobe.diagnose.model import Depth, Divergence, Finding, LayerLine, SideSummary
@@ -85,6 +87,7 @@ class SelfReport:
 
     Attributes:
         rows, contexts, repeated: rows of the target, distinct contexts in them, contexts that occur again.
+        draft: the served draft against its checkpoint; None where none was given.
     """
 
     same: bool
@@ -95,19 +98,28 @@ class SelfReport:
     contexts: int
     repeated: int
     notes: list[str] = field(default_factory=list)
+    draft: DraftFindings | None = None
 
 
-def consistency(infer: Path | str, *, noise: Path | str | None = None) -> SelfReport:
+def consistency(
+    infer: Path | str,
+    *,
+    noise: Path | str | None = None,
+    draft: Path | str | None = None,
+    target: Path | str | None = None,
+) -> SelfReport:
     """Compare what one server computed for the same tokens in different phases and passes, eager and graph.
 
     Args:
         infer: trace of a server.
         noise: a file made by `hsprobe noise`, as in `diff`.
+        draft, target: folders of both models, to hold the served draft against its checkpoint.
 
     Raises:
         HsprobeError: the file is unreadable, or holds nothing that could be compared with anything.
     """
     from hsprobe.diagnose.inconsistency import findings
+    from hsprobe.diagnose.registry import draft_findings
 
     tolerance = None if noise is None else read_tolerance(Path(noise))
     with Trace.open(Path(infer)) as trace:
@@ -117,14 +129,15 @@ def consistency(infer: Path | str, *, noise: Path | str | None = None) -> SelfRe
         checker = Checker(side, tolerance)
         comparisons = checker.run()
         counts = checker.counts()
-        if not comparisons:
+        drafted = None if draft is None else held_against(trace, draft, target)
+        if not comparisons and drafted is None:
             raise HsprobeError(
                 f"{trace.path} cannot be compared with itself: no two of its {counts.rows:,} rows have the "
                 "same token ids before them, and it lacks aux with either draft.input or layer.",
                 HOW_TO_REPEAT,
             )
-        found = findings(comparisons)
-        notes = []
+        found = [*findings(comparisons), *draft_findings(drafted)]
+        notes = [] if drafted is None else list(drafted.notes)
         if not any(c.kind == REPEAT for c in comparisons):
             notes.append(
                 "No token was computed twice with the same tokens before it, so phases and passes could not "
@@ -139,6 +152,7 @@ def consistency(infer: Path | str, *, noise: Path | str | None = None) -> SelfRe
             counts.contexts,
             counts.repeated,
             notes,
+            drafted,
         )
 
 

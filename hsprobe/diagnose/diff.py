@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hsprobe.compare.tolerance import read as read_tolerance
+from hsprobe.diagnose.draft.findings import held_against
 from hsprobe.diagnose.dumped import Told, opened
 from hsprobe.diagnose.evidence import Evidence
 from hsprobe.diagnose.gather import Gatherer
@@ -28,6 +29,8 @@ def diff(
     noise: Path | str | None = None,
     dump: Options | None = None,
     told: Told | None = None,
+    draft: Path | str | None = None,
+    target: Path | str | None = None,
 ) -> Report:
     """Say whether the states in `infer` are those the draft was trained on, and if not, what is wrong.
 
@@ -38,6 +41,8 @@ def diff(
         noise: a file made by `hsprobe noise`, used in place of the noise model where it has figures.
         dump: what is known of the training dump that it does not say itself.
         told: is told how far the reading of a dump is.
+        draft: folder of the trained draft, to hold the served one against, stage by stage.
+        target: folder of the target, whose embedding the draft uses; by default the one that INFER names.
 
     Raises:
         HsprobeError: a file is unreadable, holds nothing, is of another model, or no row has a partner.
@@ -53,8 +58,10 @@ def diff(
             tolerance.check_model(infer_side.architecture, infer_side.num_layers, infer_side.hidden)
         evidence = Gatherer(train_side, infer_side, rows, tolerance).run()
         evidence.producer = Producer.of(train_trace.provenance)
+        if draft is not None:
+            evidence.draft = held_against(infer_trace, draft, target)
         found = findings(evidence)
-        if not found:
+        if not found and draft is None:
             _check_something_compared(evidence, train_side, infer_side)
         served = evidence.served.name if evidence.served else "layer"
         trained = evidence.trained.name if evidence.trained else "layer"
@@ -69,6 +76,7 @@ def diff(
             coverage=evidence.coverage,
             divergence=evidence.divergence,
             notes=[*evidence.notes, *dump_notes(evidence), *_notes(evidence, train_side, infer_side)],
+            draft=evidence.draft,
         )
 
 
@@ -83,7 +91,7 @@ def _check_something_compared(evidence: Evidence, train: Side, infer: Side) -> N
 
 
 def _notes(evidence: Evidence, train: Side, infer: Side) -> list[str]:
-    notes = []
+    notes = list(evidence.draft.notes) if evidence.draft is not None else []
     if evidence.served is None:
         notes.append(
             "INFER holds neither aux nor draft.input: this tells whether the model computes the right "

@@ -9,6 +9,7 @@ from hsprobe.compare.coverage import Coverage
 from hsprobe.compare.direct import Direct, Lane
 from hsprobe.compare.stack import Stack
 from hsprobe.diagnose.account import Part
+from hsprobe.diagnose.draft.model import DraftFindings
 from hsprobe.diagnose.identify import Identity, Label
 from hsprobe.diagnose.model import ChunkLine, Depth, Divergence, LayerLine
 from hsprobe.diagnose.producer import Producer
@@ -120,6 +121,7 @@ class Evidence:
         handed: draft.input against aux, one a chunk; empty where the capture lacks either.
         divergence: where the stream first differs by more than noise; None where it does not.
         handed_widths: (aux, draft.input), None where the capture lacks either.
+        draft: the served draft against its checkpoint; None where none was given.
     """
 
     serving: Serving
@@ -146,6 +148,7 @@ class Evidence:
     trained_margins: list[float | None] = field(default_factory=list)
     producer: Producer | None = None
     notes: list[str] = field(default_factory=list)
+    draft: DraftFindings | None = None
 
     @property
     def lines(self) -> list[ChunkLine]:

@@ -15,6 +15,7 @@ GROUPS = {
     "HS5": "Which values the states have",
     "HS6": "What the draft receives",
     "HS7": "Ranks",
+    "HS8": "What the draft computes",
 }
 
 

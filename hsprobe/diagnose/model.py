@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Literal
 
 from hsprobe.compare.coverage import Coverage
+from hsprobe.diagnose.draft.model import DraftFindings
 
 Depth = int | Literal["final"] | None
 
@@ -201,6 +202,7 @@ class Report:
     Attributes:
         compared: the tensor names compared, such as "aux" with "aux".
         notes: what the traces cannot tell, and which capture could.
+        draft: the served draft against its checkpoint; None where none was given.
     """
 
     same: bool
@@ -213,3 +215,4 @@ class Report:
     coverage: Coverage
     notes: list[str]
     divergence: Divergence | None = None
+    draft: DraftFindings | None = None

@@ -8,6 +8,8 @@ from functools import cache
 from typing import Protocol, cast
 
 from hsprobe.diagnose import faults
+from hsprobe.diagnose.draft.findings import findings_of
+from hsprobe.diagnose.draft.model import DraftFindings
 from hsprobe.diagnose.evidence import Evidence
 from hsprobe.diagnose.explanation import Explanation
 from hsprobe.diagnose.forms import Proposal
@@ -58,6 +60,13 @@ def norm_codes() -> dict[str, str]:
     return {
         cast(str, fault.NORM): fault.EXPLANATION.code for fault in fault_classes() if hasattr(fault, "NORM")
     }
+
+
+def draft_findings(draft: DraftFindings | None) -> list[Finding]:
+    """What is wrong with a draft alone, most damaging first."""
+    classes = [fault for fault in fault_classes() if hasattr(fault, "KIND")]
+    found = [one for f in classes for one in findings_of(f.KIND, draft, f.EXPLANATION, f.RANK)]
+    return sorted(found, key=lambda finding: (finding.rank, -finding.confidence))
 
 
 def findings(evidence: Evidence) -> list[Finding]:

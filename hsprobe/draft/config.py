@@ -178,6 +178,15 @@ def _chunks(given: Mapping[str, Any], eagle: Mapping[str, Any]) -> int:
     return int(stated) if stated is not None else len(ids) if ids else _DEFAULT_CHUNKS
 
 
+def rope_of(given: Mapping[str, Any]) -> Rope | None:
+    """How the model of a configuration rotates; None where that is not whole."""
+    try:
+        heads = int(given["num_attention_heads"])
+        return _rope(given, int(given.get("head_dim") or int(given["hidden_size"]) // heads))
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None
+
+
 def _rope(given: Mapping[str, Any], head_dim: int) -> Rope:
     """transformers 5 merges `rope_theta` and `rope_scaling` into `rope_parameters` when it reads a config."""
     scaling = dict(given.get("rope_parameters") or given.get("rope_scaling") or {})

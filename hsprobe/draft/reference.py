@@ -7,6 +7,7 @@ Source: ``sglang/srt/models/llama_eagle3.py:load_weights`` and
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -51,6 +52,10 @@ def load(
         canonical(name): tensor
         for name, tensor in read_tensors(draft, lambda name: "t2d" not in name).items()
     }
+    # Which norms stand before fc is told by the weights: a configuration may have lost its flag.
+    config = replace(
+        config, norm_before_fc="input_norm.weight" in stored, fc_norm="fc_norm.0.weight" in stored
+    )
     own = stored.pop("embed_tokens.weight", None)
     embedding = own if config.own_embedding and own is not None else _from(target, own, target_embedding)
     if config.tied:
@@ -77,6 +82,7 @@ def load(
         head=head.to(device),
         token_of=(ids if offsets is None else ids + offsets.long()).to(device),
         dtype=getattr(torch, dtype),
+        own_embedding=None if own is None or own is embedding else own.to(device),
     )
 
 

@@ -85,6 +85,7 @@ class DraftReference:
         weights: by canonical name: `fc.weight`, `layers.0.self_attn.q_proj.weight`, `norm.weight`...
         embedding: token embedding, as stored. [target vocabulary, H]
         head: lm_head, as stored. [V, H]
+        own_embedding: the embedding in the draft's checkpoint, where there is one that SGLang passes over.
         token_of: target id of each draft id, int64 [V]; the checkpoint's `d2t` holds the difference.
         dtype: in which everything is computed.
         window: keys before its own that a row sees; None for all.
@@ -97,6 +98,7 @@ class DraftReference:
     token_of: Tensor
     dtype: torch.dtype = torch.float32
     window: int | None = None
+    own_embedding: Tensor | None = None
 
     @cached_property
     def rotation(self) -> Rotation:

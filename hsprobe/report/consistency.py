@@ -15,7 +15,7 @@ from hsprobe.diagnose.consistency import REPEAT, Comparison, SelfReport, SiteLin
 from hsprobe.diagnose.model import LayerLine
 from hsprobe.diagnose.naming import plural
 from hsprobe.diagnose.wording import figure
-from hsprobe.report import json, terminal
+from hsprobe.report import draft, json, terminal
 from hsprobe.report.strip import Strip
 
 SCHEMA_VERSION = 1
@@ -39,6 +39,7 @@ def write_json(report: SelfReport, stream: TextIO) -> None:
         "repeated_contexts": report.repeated,
         "comparisons": report.comparisons,
         "findings": report.findings,
+        "draft": report.draft,
         "notes": report.notes,
     }
     json.dump(json.plain(facts), stream)
@@ -48,13 +49,18 @@ def render(report: SelfReport) -> RenderableType:
     """The report as something rich can print."""
     tail = [Text(_counts(report)), *terminal.note_blocks(report.notes)]
     if report.same:
-        clear = terminal.block(Text("OK", style="bold green"), [Text("the capture agrees with itself")])
-        return Group(clear, Text(""), _overview(report.comparisons), Text(""), *tail)
+        lines = [Text("the capture agrees with itself")] if report.comparisons else []
+        lines += [Text(line) for line in draft.clear(report.draft)]
+        clear = terminal.block(Text("OK", style="bold green"), lines)
+        table = [_overview(report.comparisons), Text("")] if report.comparisons else []
+        return Group(clear, Text(""), *table, *tail)
     parts: list[RenderableType] = [terminal.finding_block(found) for found in report.findings]
     if any(c.bad for c in report.comparisons if c.kind == REPEAT):
         parts.append(_strip(report.comparisons))
     parts += [_table(c) for c in report.comparisons if c.bad]
-    parts += [_overview(report.comparisons), Group(*tail)]
+    if report.comparisons:
+        parts.append(_overview(report.comparisons))
+    parts += [*draft.tables(report.draft), Group(*tail)]
     return Group(*terminal.spaced(parts))
 
 

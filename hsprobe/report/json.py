@@ -29,6 +29,7 @@ def document(report: Report) -> dict[str, Any]:
         "layers": report.layers,
         "divergence": report.divergence,
         "coverage": dataclasses.asdict(coverage) | {"share": coverage.share},
+        "draft": report.draft,
         "notes": report.notes,
     }
     found: dict[str, Any] = plain(facts)

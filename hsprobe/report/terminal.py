@@ -14,7 +14,7 @@ from hsprobe.compare.noise import BOTH, FILE, MODEL
 from hsprobe.diagnose.model import ChunkLine, Finding, LayerLine, Report, State
 from hsprobe.diagnose.naming import depth_name, listed, plural, short
 from hsprobe.diagnose.wording import figure
-from hsprobe.report import coverage
+from hsprobe.report import coverage, draft
 from hsprobe.report.strip import Strip
 
 # The strip shows every depth; a table of more than these is no longer read.
@@ -49,6 +49,7 @@ def render(report: Report) -> RenderableType:
         parts.append(_phase_table(report.chunks))
     if report.layers:
         parts.append(_layers(report))
+    parts += draft.tables(report.draft)
     parts.append(Group(*coverage.lines(report.coverage), *note_blocks(report.notes), _sides(report)))
     return Group(*spaced(parts))
 
@@ -73,6 +74,7 @@ def _all_clear(report: Report) -> RenderableType:
     elif report.layers:
         body[0] += f"; {plural(len(report.layers), 'depth')} agree"
     body.append(_compared(report))
+    body += draft.clear(report.draft)
     return block(Text("OK", style=_GOOD), [Text(line) for line in body])
 
 

@@ -1,15 +1,32 @@
-"""Sites of the draft: what it is given (``draft.input``, or its own ``draft.recycled`` state), what its
-``fc`` makes of it, and the state before (``draft.layer``) and after (``draft.final``) its norm.
+"""Sites of the draft: what it is given (``draft.input``, or its own ``draft.recycled`` state), and what each
+of its parts makes of that, in the order in which they run:
 
-Source: ``models/llama_eagle3.py:LlamaModel.forward``. On extend passes ``spec_info.hidden_states`` holds
-the target's chunks, on decode passes the draft's own last state; ``fc`` runs only for the former.
+``draft.fc``; ``draft.embed``, the embedding of the fed tokens; ``draft.mixed``, both normed side by side;
+``draft.qkv``, before RoPE; ``draft.context``, what the attention hands to its o_proj, and ``draft.attention``
+what comes of it; ``draft.gate_up``, before the activation; the stream before (``draft.layer``) and after
+(``draft.final``) the draft's norm. Under tensor parallelism qkv, context and gate_up are this rank's share.
+
+Source: ``models/llama_eagle3.py`` (0.5.23). On extend passes ``spec_info.hidden_states`` holds the target's
+chunks, on decode passes the draft's own last state; ``fc`` runs only for the former. A draft that is cut
+otherwise has some of the parts only, and is recorded as far as it does.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from hsprobe.probes.sglang.recorder import Recorder
+
+OUTPUTS = {
+    "draft.fc": "fc",
+    "draft.embed": "embed_tokens",
+    "draft.qkv": "layers.0.self_attn.qkv_proj",
+    "draft.attention": "layers.0.self_attn",
+    "draft.gate_up": "layers.0.mlp.gate_up_proj",
+}
+"""Site -> the part of the draft's inner model whose output it is."""
+INPUTS = {"draft.mixed": "layers.0.self_attn.qkv_proj", "draft.context": "layers.0.self_attn.o_proj"}
 
 
 class DraftProbe:
@@ -19,7 +36,7 @@ class DraftProbe:
         self._recorder = recorder
 
     def attach(self, runner: Any) -> None:
-        """Hook the draft's inner model, its ``fc`` and its ``norm``."""
+        """Hook the draft's inner model and its parts."""
         if not runner.is_draft_worker:
             return
         inner = getattr(runner.model, "model", None)
@@ -28,8 +45,13 @@ class DraftProbe:
         wants = self._recorder.settings.wants
         if wants("draft.input"):
             inner.register_forward_pre_hook(self._entered, with_kwargs=True)
-        if wants("draft.fc") and hasattr(inner, "fc"):
-            inner.fc.register_forward_hook(self._projected)
+        parts = dict(inner.named_modules())
+        for site, path in OUTPUTS.items():
+            if wants(site) and path in parts:
+                parts[path].register_forward_hook(self._output_of(site))
+        for site, path in INPUTS.items():
+            if wants(site) and path in parts:
+                parts[path].register_forward_pre_hook(self._input_of(site))
         if hasattr(inner, "norm"):
             inner.norm.register_forward_hook(self._normed)
 
@@ -50,8 +72,18 @@ class DraftProbe:
 
         self._recorder.guard("draft.input", take)
 
-    def _projected(self, module: torch.nn.Module, args: Any, output_TH: torch.Tensor) -> None:
-        self._take("draft.fc", output_TH)
+    def _output_of(self, site: str) -> Callable[..., None]:
+        def take(module: torch.nn.Module, args: Any, output: Any) -> None:
+            self._take(site, output[0] if isinstance(output, tuple) else output)
+
+        return take
+
+    def _input_of(self, site: str) -> Callable[..., None]:
+        def take(module: torch.nn.Module, args: Any) -> None:
+            if args:
+                self._take(site, args[0])
+
+        return take
 
     def _normed(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if not isinstance(output, tuple):

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,21 @@ import torch
 
 from hsprobe.probes.sglang.settings import Settings
 
+DRAFT_KEYS = (
+    "rope_parameters",
+    "rope_theta",
+    "rope_scaling",
+    "max_position_embeddings",
+    "norm_before_fc",
+    "fc_norm",
+    "use_aux_norm",
+    "norm_output",
+    "target_hidden_size",
+    "num_aux_hidden_states",
+    "draft_vocab_size",
+    "tie_word_embeddings",
+)
+"""Keys of a draft's configuration that change what it computes."""
 SECRET_WORDS = ("key", "token_file", "password", "secret")
 
 
@@ -91,16 +106,26 @@ def _draft_of(runner: Any) -> dict[str, Any]:
     eagle = dict(eagle) if isinstance(eagle, dict) else {}
     return {
         **_config_of(runner),
+        "config": _plain({name: getattr(config, name) for name in DRAFT_KEYS if hasattr(config, name)}),
         "eagle_config": eagle,
         "aux_layer_ids": eagle.get("eagle_aux_hidden_state_layer_ids"),
     }
 
 
 def _arguments_of(server_args: Any) -> dict[str, Any]:
+    return _plain(
+        {
+            name: value
+            for name, value in vars(server_args).items()
+            if not (name.startswith("_") or value is None or any(word in name for word in SECRET_WORDS))
+        }
+    )
+
+
+def _plain(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What JSON can hold as it is, the rest as text."""
     kept: dict[str, Any] = {}
-    for name, value in vars(server_args).items():
-        if name.startswith("_") or value is None or any(word in name for word in SECRET_WORDS):
-            continue
+    for name, value in facts.items():
         try:
             kept[name] = json.loads(json.dumps(value))
         except (TypeError, ValueError):

@@ -86,7 +86,8 @@ def test_every_site_has_rows_and_nothing_was_missed(served):
     expected = {f"layer/{depth:03d}" for depth in range(LAYERS + 1)} | {
         *(f"mid/{depth:03d}" for depth in range(LAYERS)),
         "embed", "aux", "logits_processor.input", "logits_processor.stored",
-        "draft.input", "draft.fc", "draft.layer", "draft.final", "draft.logits",
+        "draft.input", "draft.fc", "draft.embed", "draft.mixed", "draft.qkv", "draft.context",
+        "draft.attention", "draft.gate_up", "draft.layer", "draft.final", "draft.logits",
     }  # fmt: skip
     if configuration.steps > 1:
         expected.add("draft.recycled")

@@ -14,6 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from hsprobe.compare.coverage import Coverage
 from hsprobe.diagnose.consistency import Comparison, SelfReport
+from hsprobe.diagnose.draft.model import DraftFindings
 from hsprobe.diagnose.model import ChunkLine, Divergence, Finding, LayerLine, SideSummary
 
 NAME = "report.schema.json"
@@ -45,6 +46,7 @@ def build() -> dict[str, Any]:
         "layers": _of(list[LayerLine], definitions),
         "divergence": _of(Divergence | None, definitions),
         "coverage": _coverage(definitions),
+        "draft": _of(DraftFindings | None, definitions),
         "notes": {"type": "array", "items": {"type": "string"}},
     }
     alone = {
@@ -55,6 +57,7 @@ def build() -> dict[str, Any]:
         "repeated_contexts": {"type": "integer"},
         "comparisons": _of(list[Comparison], definitions),
         "findings": _of(list[Finding], definitions),
+        "draft": _of(DraftFindings | None, definitions),
         "notes": {"type": "array", "items": {"type": "string"}},
     }
     return {

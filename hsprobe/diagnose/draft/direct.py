@@ -1,0 +1,188 @@
+"""What needs no computation to see: tokens and positions fed, tokens proposed, fc passed by.
+
+Letters: n rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from hsprobe.diagnose.draft.hypotheses import SHIFTS, TOKEN_STEP
+from hsprobe.diagnose.draft.material import Material
+from hsprobe.diagnose.draft.model import Verdict
+from hsprobe.diagnose.naming import phase_name, plural
+from hsprobe.draft.timeline import Ints
+
+# Shares of rows: most that may stray from a rule that holds, and least for a rule to be the one.
+_STRAY, _RULE = 0.01, 0.98
+_MOST = 4096
+
+
+def tokens_fed(material: Material) -> list[Verdict]:
+    """Whether rows fed by the target get the token after theirs."""
+    rows = material.rows
+    index = np.flatnonzero((rows.step == 0) & rows.committed & (rows.expected >= 0))
+    wrong = index[rows.token[index] != rows.expected[index]]
+    if len(wrong) <= _STRAY * len(index):
+        return []
+    for shift in SHIFTS:
+        tokens = [rows.tokens_of[int(rows.request[i])] for i in index]
+        at = rows.slot[index] + 1 + shift
+        known = np.array([0 <= a < len(t) for a, t in zip(at, tokens, strict=True)])
+        there = np.array([t[a] if ok else -1 for a, t, ok in zip(at, tokens, known, strict=True)])
+        telling = known & (there != rows.expected[index])
+        agree = int((there[telling] == rows.token[index[telling]]).sum())
+        if telling.any() and agree >= _RULE * telling.sum():
+            way = "before" if shift < 0 else "after"
+            return [
+                Verdict(
+                    "tokens",
+                    "draft tokens",
+                    f"the draft is fed the token {plural(abs(shift), 'position')} {way} the one due",
+                    steps=[TOKEN_STEP],
+                    proof=[_example(material, int(wrong[0]))],
+                    agree=agree,
+                    rows=int(telling.sum()),
+                )
+            ]
+    return [
+        Verdict(
+            "tokens",
+            "draft tokens",
+            "the draft is fed tokens that do not follow the states it takes",
+            steps=[TOKEN_STEP],
+            proof=[_example(material, int(wrong[0])), "no shift of one or two positions explains them"],
+            agree=len(wrong),
+            rows=len(index),
+        )
+    ]
+
+
+def _example(material: Material, row: int) -> str:
+    rows = material.rows
+    return (
+        f"the row of position {rows.slot[row]} ({phase_name(int(rows.phase[row]))}) is fed token "
+        f"{rows.token[row]}; the request goes on with {rows.expected[row]}"
+    )
+
+
+def positions_fed(material: Material) -> list[Verdict]:
+    """Whether RoPE positions keep step with the rows' places; one offset for all rows changes nothing."""
+    rows = material.rows
+    index = np.flatnonzero(rows.slot >= 0)
+    off = rows.position[index] - rows.slot[index]
+    if not len(index) or len(np.unique(off)) == 1:
+        return []
+    usual = int(np.bincount(off - off.min()).argmax() + off.min())
+    proof, agree = [], 0
+    for phase in np.unique(rows.phase[index]):
+        mine = off[rows.phase[index] == phase]
+        others = mine[mine != usual]
+        if len(others) <= _STRAY * len(mine):
+            continue
+        agree += len(others)
+        values, counts = np.unique(others, return_counts=True)
+        most = int(values[counts.argmax()])
+        proof.append(
+            f"{phase_name(int(phase))}: position - place is {most:+d} in {counts.max()} of {len(mine)} rows"
+        )
+    if not proof:
+        return []
+    return [
+        Verdict(
+            "position",
+            "draft positions",
+            "the positions that the draft is given do not keep step with its rows",
+            steps=["A row's position is that of the target's state it takes; each step of a chain adds one."],
+            proof=proof,
+            agree=agree,
+            rows=len(index),
+        )
+    ]
+
+
+def fc_passed_by(material: Material, watched: bool) -> list[Verdict]:
+    """Whether the target's states go past fc, as they do where their width is that of the draft.
+
+    Args:
+        watched: whether fc was recorded when it ran.
+    """
+    rows, config = material.rows, material.ref.config
+    fed = np.flatnonzero((rows.step == 0) & material.holds("draft.input"))
+    if not len(fed) or not watched:
+        return []
+    width = material.stored["draft.input"].shape[1]
+    if width != config.hidden or material.holds("draft.fc")[fed].any():
+        return []
+    steps = ["Serve with --speculative-algorithm EAGLE3, and leave use_aux_hidden_state on."]
+    if config.aux_width == config.hidden:
+        steps = ["SGLang runs fc only where the widths differ: give the draft two chunks or more."]
+    return [
+        Verdict(
+            "fc",
+            "draft.fc",
+            f"fc is skipped: the draft is handed states of its own width {width}, not {config.aux_width}",
+            steps=steps,
+            proof=["fc ran in none of these rows, though it was watched"],
+            agree=len(fed),
+            rows=len(fed),
+        )
+    ]
+
+
+def vocabulary(material: Material) -> list[Verdict]:
+    """Whether the token proposed is the one that the best logit stands for."""
+    rows, token_of = material.rows, material.ref.token_of
+    proposed = {
+        int(rows.after[i]): int(rows.token[i]) for i in np.flatnonzero((rows.step > 0) & (rows.after >= 0))
+    }
+    proposed |= rows.verified
+    held = material.holds("draft.logits")
+    index = np.array(sorted(i for i in proposed if held[i])[:_MOST], np.int64)
+    if not len(index):
+        return []
+    logits = material.read("draft.logits", index)
+    top = logits.topk(2, dim=-1)
+    clear = (top.values[:, 0] - top.values[:, 1]) > 0
+    best = top.indices[:, 0]
+    told = torch.tensor([proposed[int(i)] for i in index])
+    index, best, told = index[clear.numpy()], best[clear], told[clear]
+    wrong = token_of[best] != told
+    if int(wrong.sum()) <= _STRAY * len(index):
+        return []
+    size = len(token_of)
+    ids = torch.arange(size)
+    maps = {
+        "draft ids are taken for target ids: d2t is not applied": ids,
+        "d2t is added twice: it holds target ids where differences are meant": token_of + ids,
+        "d2t counts up in place of holding differences: id i becomes 2 i": 2 * ids,
+        "d2t is taken for target ids as it is": token_of - ids,
+    }
+    for words, table in maps.items():
+        if int((table[best] != told).sum()) <= _STRAY * len(index):
+            return [_vocab(material, f"proposed tokens are mapped wrongly: {words}", index, wrong)]
+    # A map of any kind gives one token for one id; sampled tokens do not.
+    seen: dict[int, set[int]] = {}
+    for one, token in zip(best.tolist(), told.tolist(), strict=True):
+        seen.setdefault(one, set()).add(token)
+    repeated = [found for one, found in seen.items() if int((best == one).sum()) > 1]
+    if repeated and sum(len(found) == 1 for found in repeated) >= _RULE * len(repeated):
+        title = "proposed tokens are mapped by another d2t than the checkpoint's"
+        return [_vocab(material, title, index, wrong)]
+    return []
+
+
+def _vocab(material: Material, title: str, index: Ints, wrong: torch.Tensor) -> Verdict:
+    return Verdict(
+        "vocab",
+        "draft.logits",
+        title,
+        steps=[
+            f"Store d2t in {material.ref.config.folder} as target id minus draft id: SGLang adds the draft "
+            "id, and passes t2d over."
+        ],
+        proof=["the token of the best logit, by the checkpoint's d2t, is not the one proposed"],
+        agree=int(wrong.sum()),
+        rows=len(index),
+    )
