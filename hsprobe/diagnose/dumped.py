@@ -85,7 +85,8 @@ def _write(dump: Dump, made: Path, beside: Trace | None, told: Told) -> None:
         layout = replace(layout, final=_final_of(some, layout.final, beside, facts.num_layers))
     dump.layout = layout
     with TraceWriter(made, {}) as writer:
-        sink = Sink(writer, layout, facts.num_layers, facts.hidden)
+        fed = layout.aux is None and facts.fed_width is not None and facts.fed_width == layout.hidden
+        sink = Sink(writer, layout, facts.num_layers, facts.hidden, final_is_fed=fed)
         written, padded = 0, 0
         for sample in _samples(dump, dump.reader.names() if needed is None else needed.chosen(), needed):
             try:
@@ -155,15 +156,16 @@ def _with_first_token(sample: Sample, needed: Needed | None) -> Sample:
 class _Facts:
     """What the capture says about the model that a dump does not."""
 
-    def __init__(self, num_layers: int | None, hidden: int | None) -> None:
-        self.num_layers, self.hidden = num_layers, hidden
+    def __init__(self, num_layers: int | None, hidden: int | None, fed_width: int | None) -> None:
+        self.num_layers, self.hidden, self.fed_width = num_layers, hidden, fed_width
 
     @classmethod
     def of(cls, beside: Trace | None) -> _Facts:
         if beside is None:
-            return cls(None, None)
+            return cls(None, None, None)
         side = open_side(beside, "infer")
-        return cls(side.num_layers, side.hidden)
+        chunked = side.chunked()
+        return cls(side.num_layers, side.hidden, None if chunked is None else chunked.width)
 
 
 def _samples(dump: Dump, names: Iterable[str], needed: Needed | None) -> Iterator[Sample]:

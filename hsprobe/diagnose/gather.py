@@ -204,7 +204,7 @@ class Gatherer:
         """The training side is a whole model: compare with the depths the server was asked for."""
         layers = self.train.layers
         depths = served_depths(self.serving, served, count)
-        if served is not None:
+        if served is not None and len(layers) > 1:
             self.notes.append(
                 "TRAIN holds every depth, not a draft's chunks: this checks the server against the model, "
                 "at the depths its config asks for, not against what a draft was trained on."

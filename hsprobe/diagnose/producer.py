@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hsprobe.diagnose.model import Depth, Finding
 from hsprobe.diagnose.naming import listed, numbers, plural
-from hsprobe.formats.dump import Sure
+from hsprobe.formats.dump import DEPTHS, Sure
 
 if TYPE_CHECKING:
     from hsprobe.diagnose.evidence import Evidence
@@ -54,6 +54,11 @@ class Producer:
             about=about,
         )
 
+    @property
+    def numbers_its_own_way(self) -> bool:
+        """Whether it has layer ids, and does not just speak of depths."""
+        return self.setting is not None and (self.setting != DEPTHS or self.offset != 0)
+
     def ids(self, depths: Sequence[Depth]) -> str:
         """`[2, 5, 8]`: depths as this producer numbers them, `?` where that cannot be said."""
         return f"[{listed(d - self.offset if isinstance(d, int) else d for d in depths)}]"
@@ -62,7 +67,7 @@ class Producer:
 def in_own_numbers(finding: Finding, evidence: Evidence) -> Finding:
     """The finding with the layers it is about, as the dump's producer numbers them."""
     producer = evidence.producer
-    if producer is None or producer.setting is None or not finding.code.startswith(_ABOUT_DEPTHS):
+    if producer is None or not producer.numbers_its_own_way or not finding.code.startswith(_ABOUT_DEPTHS):
         return finding
     lines = [line for line in evidence.lines if line.index in finding.chunks]
     if not lines or all(line.trained is None for line in lines):
@@ -93,6 +98,7 @@ def _depths(producer: Producer, evidence: Evidence) -> list[str]:
     if producer.setting is None or evidence.trained is None:
         return []
     known = evidence.trained_depths
+    ids = f", {producer.setting} {producer.ids(known)}" if producer.numbers_its_own_way else ""
     default = ""
     if producer.default is not None:
         same = known == producer.default
@@ -108,7 +114,7 @@ def _depths(producer: Producer, evidence: Evidence) -> list[str]:
     closest = f"; the next best depth fits {min(margins):,.0f} times worse" if margins else ""
     return [
         f"{producer.name} does not record which layers its chunks hold; inferred from the capture: depths "
-        f"{listed(known)}, {producer.setting} {producer.ids(known)}{default}{closest}."
+        f"{listed(known)}{ids}{default}{closest}."
     ]
 
 
@@ -128,11 +134,13 @@ def _samples(producer: Producer) -> list[str]:
     about = producer.about
     found = []
     total, read, skipped = about.get("samples"), about.get("read"), about.get("skipped")
-    if isinstance(total, int) and isinstance(read, int):
-        how = "looked through" if about.get("scanned_all") else "looked at until all prompts were found"
-        found.append(
-            f"Of {plural(total, 'sample')} {how}, {read:,} share token ids with the capture and were read."
-        )
+    if isinstance(total, int) and isinstance(read, int) and read < total:
+        if about.get("scanned_all"):
+            found.append(f"Of {total:,} samples {read:,} share token ids with the capture; they were read.")
+        else:
+            found.append(
+                f"Every captured prompt was found among the first {total:,} samples; {read:,} were read."
+            )
     if isinstance(skipped, list) and skipped:
         named = [
             f"{one.get('sample')}: {one.get('reason')}"

@@ -20,6 +20,8 @@ from hsprobe.trace.schema import Phase
 
 Depth = int | Literal["final"] | None
 Norm = Literal["pre", "post"]
+DEPTHS = "depth"
+"""The setting of a `Numbering` whose ids are depths."""
 UNKNOWN = -1
 """The token id of a token that the dump has lost."""
 

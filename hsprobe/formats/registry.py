@@ -58,7 +58,7 @@ def open_dump(path: Path, options: Options | None = None) -> Dump:
     known = formats()
     if options.format is not None and options.format not in known:
         raise HsprobeError(f"There is no dump format {options.format!r}.", f"Known are {', '.join(known)}.")
-    key = options.format or _detected(source, known)
+    key = options.format or ("mapped" if options.maps else _detected(source, known))
     reader = known[key].open_dump(source, options)
     layout = _with_options(reader.layout, options)
     return Dump(path, key, known[key].NAME, reader, source, layout, options.first_token)

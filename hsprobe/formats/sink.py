@@ -54,20 +54,30 @@ class Sink:
         layout: the conventions that the tensors are labelled by.
         num_layers: L; without it a last state from before the final norm cannot be labelled, and is left out.
         hidden: H, where the dump does not tell it.
+        known: name -> (width, dtype) of tensors that earlier samples had; samples that differ are refused.
+        final_is_fed: the last state is what the draft is fed, as in EAGLE-1 and 2, and so its one chunk.
     """
 
     def __init__(
-        self, writer: TraceWriter, layout: Layout, num_layers: int | None = None, hidden: int | None = None
+        self,
+        writer: TraceWriter,
+        layout: Layout,
+        num_layers: int | None = None,
+        hidden: int | None = None,
+        *,
+        known: dict[str, tuple[int, str]] | None = None,
+        final_is_fed: bool = False,
     ) -> None:
         self.writer = writer
         self.layout = layout
         self.num_layers = num_layers
         self.hidden = layout.hidden or hidden
+        self.final_is_fed = final_is_fed
         self.left_out: set[str] = set()
-        self.rows = 0
+        self.rows = self.bytes = 0
         self._ids: list[str] = []
         self._tokens: list[Ints] = []
-        self._known: dict[str, tuple[int, str]] = {}
+        self._known = {} if known is None else known
         writer.add_rank(0, {})
 
     def add(self, sample: Sample) -> None:
@@ -91,6 +101,11 @@ class Sink:
         self._ids.append(sample.name)
         self._tokens.append(np.zeros(0, np.int64) if sample.tokens is None else sample.tokens)
 
+    @property
+    def samples(self) -> int:
+        """How many were added."""
+        return len(self._ids)
+
     def finish(self) -> None:
         """Name the requests. The writer is left open."""
         self.writer.set_requests(self._ids, self._tokens, [len(tokens) for tokens in self._tokens])
@@ -111,6 +126,7 @@ class Sink:
                 continue
             for at, block in blocks[id(rows)].pieces():
                 index = np.arange(len(block), dtype=np.int64) + first + rows.start - low + at
+                self.bytes += block.nbytes
                 self.writer.append(0, name, block, index, dtype=rows.dtype, **attributes)
 
     def _append_rows(self, sample: Sample, phase: Phase, low: int, high: int) -> int:
@@ -145,6 +161,9 @@ class Sink:
             return "aux", self._aux(rows.width)
         if rows.name == "final":
             final = self.layout.final
+            if self.final_is_fed:
+                depth = self.num_layers if final is not None and final.norm == "pre" else schema.DEPTH_FINAL
+                return "aux", {"site": "aux", "chunks": 1, "depth": depth}
             if final is not None and final.norm == "pre":
                 if self.num_layers is None:
                     self.left_out.add("final")

@@ -1,5 +1,6 @@
 """Progress of long work on standard error: a live line in a terminal, a line a milestone elsewhere."""
 
+import time
 from types import TracebackType
 from typing import Self
 
@@ -80,10 +81,15 @@ class RowProgress(_Live):
     def __init__(self, what: str) -> None:
         super().__init__()
         self._what = what
+        self._said_at = time.monotonic()
 
     def advanced_to(self, done: int, total: int) -> None:
         """So many are done."""
-        self.show(f"{self._what}, {done} of {total}")
+        text = f"{self._what}, {done:,} of {total:,}"
+        self.show(text)
+        if self._status is None and time.monotonic() - self._said_at >= LINE_EVERY_SECONDS:
+            self._said_at = time.monotonic()
+            self.say(text)
 
 
 class Telling(_Live):

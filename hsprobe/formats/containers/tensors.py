@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import Any
+from collections.abc import Mapping
+from typing import IO, Any
 
-from hsprobe.formats.stored import Bytes, Stored, check_shape, damaged, stored_at
+import numpy as np
+
+from hsprobe.errors import HsprobeError
+from hsprobe.formats.stored import Array, Bytes, Stored, check_shape, damaged, stored_at
 
 _TYPES = {
     "F64": "float64",
@@ -64,6 +68,31 @@ def _tensor(source: Bytes, name: str, entry: Any, base: int) -> Stored:
     except (KeyError, TypeError, ValueError):
         raise damaged(place, "its entry in the header makes no sense") from None
     return stored_at(place, source, base + start, shape, dtype)
+
+
+def write(file: IO[bytes], found: Mapping[str, tuple[str, Array]], metadata: Mapping[str, str]) -> None:
+    """Write tensors: name -> (element type, its bits).
+
+    Raises:
+        HsprobeError: an element type has no name in this format.
+    """
+    names = {dtype: name for name, dtype in _TYPES.items()}
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    at = 0
+    for name, (dtype, bits) in found.items():
+        if dtype not in names:
+            raise HsprobeError(f"safetensors has no {dtype}.", "Convert to a trace instead.")
+        header[name] = {
+            "dtype": names[dtype],
+            "shape": list(bits.shape),
+            "data_offsets": [at, at + bits.nbytes],
+        }
+        at += bits.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(struct.pack("<Q", len(text)) + text)
+    for _, bits in found.values():
+        file.write(np.ascontiguousarray(bits).data)
 
 
 def parse_json(data: bytes, name: str) -> Any:

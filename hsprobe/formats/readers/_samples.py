@@ -60,6 +60,27 @@ def first_sample(source: Source, *suffixes: str) -> tuple[str, dict[str, Any]] |
     return next(first_samples(source, *suffixes), None)
 
 
+def typical_sample(source: Source, *suffixes: str) -> dict[str, Any]:
+    """The content of the first file that can be read, empty without one."""
+    found = first_sample(source, *suffixes)
+    return {} if found is None else found[1]
+
+
+def needed_sample(source: Source, format_name: str, *suffixes: str) -> tuple[str, dict[str, Any]]:
+    """Name and content of the first file that can be read.
+
+    Raises:
+        HsprobeError: there is none.
+    """
+    found = first_sample(source, *suffixes)
+    if found is None:
+        raise HsprobeError(
+            f"{source.path} holds no sample of {format_name} that can be read.",
+            f"Give the folder with its {' or '.join(suffixes)} files.",
+        )
+    return found
+
+
 def tensor(name: str, content: dict[str, Any], key: str, *ranks: int) -> Stored:
     """A tensor that has to be there, with one of these numbers of axes.
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from hsprobe.errors import HsprobeError
 from hsprobe.formats.dump import (
     Chunks,
     Final,
@@ -26,7 +25,15 @@ from hsprobe.formats.dump import (
     eagle3_depths,
     squeezed,
 )
-from hsprobe.formats.readers._samples import FileSamples, first_sample, ids, mask, tensor, unpadded
+from hsprobe.formats.readers._samples import (
+    FileSamples,
+    first_sample,
+    ids,
+    mask,
+    needed_sample,
+    tensor,
+    unpadded,
+)
 from hsprobe.formats.source import Source
 from hsprobe.formats.stored import Stored
 
@@ -59,13 +66,8 @@ def _batch_of_one(found: object) -> bool:
 
 def open_dump(source: Source, options: Options) -> Reader:
     """See `Format`."""
-    found = first_sample(source, *_SUFFIXES)
-    if found is None:
-        raise HsprobeError(
-            f"{source.path} holds no sample of SpecForge that can be read.",
-            "Give the folder with its .ckpt files.",
-        )
-    return FileSamples(source, _layout(found[1]), _SUFFIXES, _sample)
+    _, content = needed_sample(source, NAME, *_SUFFIXES)
+    return FileSamples(source, _layout(content), _SUFFIXES, _sample)
 
 
 def _layout(content: dict[str, Any]) -> Layout:

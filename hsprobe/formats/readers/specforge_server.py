@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from hsprobe.errors import HsprobeError
 from hsprobe.formats.dump import (
     Chunks,
     Final,
@@ -25,7 +24,7 @@ from hsprobe.formats.dump import (
     eagle3_depths,
     squeezed,
 )
-from hsprobe.formats.readers._samples import FileSamples, first_sample, ids, mask, tensor
+from hsprobe.formats.readers._samples import FileSamples, ids, mask, needed_sample, tensor, typical_sample
 from hsprobe.formats.source import Source
 from hsprobe.formats.stored import Stored, damaged
 
@@ -36,10 +35,8 @@ _SUFFIXES = (".ckpt",)
 
 def detect(source: Source) -> Match | None:
     """By `target` beside `hidden_state`, both with a batch axis."""
-    found = first_sample(source, *_SUFFIXES)
-    if found is None:
-        return None
-    aux, final = found[1].get("hidden_state"), found[1].get("target")
+    content = typical_sample(source, *_SUFFIXES)
+    aux, final = content.get("hidden_state"), content.get("target")
     if isinstance(aux, Stored) and isinstance(final, Stored) and aux.ndim == final.ndim == 3:
         return Match(2, "it has target beside hidden_state")
     return None
@@ -47,12 +44,7 @@ def detect(source: Source) -> Match | None:
 
 def open_dump(source: Source, options: Options) -> Reader:
     """See `Format`."""
-    found = first_sample(source, *_SUFFIXES)
-    if found is None:
-        raise HsprobeError(
-            f"{source.path} holds no sample of SpecForge's server that can be read.",
-            "Give the folder with its .ckpt files.",
-        )
+    found = needed_sample(source, NAME, *_SUFFIXES)
     hidden = tensor(*found, "target").shape[-1]
     if not hidden:
         raise damaged(found[0], "its target is empty")
