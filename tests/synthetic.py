@@ -69,6 +69,7 @@ def forward(
     Within layer k, ("mid", k) is the stream after its attention, ("in", k) the output of its first norm.
 
     Args:
+        experts: routed experts that the model says it has.
         changed: what becomes of a weight by its name, as in another checkpoint.
     """
     change = changed or (lambda _, weight: weight)
@@ -117,6 +118,7 @@ class World:
     loud: bool = False
     sink: bool = False
     shrink: float = 1.0
+    experts: int = 0
     changed: Callable[[str, Floats], Floats] | None = None
 
     def states(self, request: int) -> States:
@@ -408,6 +410,7 @@ def _model(world: World, architecture: str) -> dict[str, Any]:
         "num_layers": L,
         "hidden_size": world.width,
         "dtype": world.dtype,
+        "experts": world.experts,
     }
 
 

@@ -114,12 +114,18 @@ def compare_many(jobs: list[tuple[Lane, Lane, Limits]], pairs: Pairs | None = No
         rows = found.left[part]
         left_nW, right_nW = left.read(rows), right.read(found.right[part])
         for (a, b, limit), scale, result in zip(jobs, scales, results, strict=True):
-            _add(result, a.of(left_nW), b.of(right_nW), scale, limit, rows, left)
+            _add(result, a.of(left_nW), b.of(right_nW), scale, limit, rows, (left, right))
     return results
 
 
 def _add(
-    result: Direct, a_nH: Floats, b_nH: Floats, scale: Floats, limit: Limits, rows: Rows, stack: Stack
+    result: Direct,
+    a_nH: Floats,
+    b_nH: Floats,
+    scale: Floats,
+    limit: Limits,
+    rows: Rows,
+    stacks: tuple[Stack, Stack],
 ) -> None:
     errors = row_errors(a_nH, b_nH, scale)
     bad = ~np.isfinite(errors)
@@ -128,8 +134,10 @@ def _add(
         result.right_nonfinite += int(np.count_nonzero(~finite_rows(b_nH)))
         if result.first_nonfinite < 0:
             result.first_nonfinite = int(rows[np.argmax(bad)])
-    phases = stack.keys.phase[rows]
+    phases = stacks[0].keys.phase[rows]
+    routed = any(stack.routed for stack in stacks)
     for phase in np.unique(phases):
         inside = phases == phase
         most = limit[int(phase)] if isinstance(limit, Mapping) else limit
-        result.by_phase.setdefault(int(phase), ErrorStats()).add(errors[inside], most, rows[inside])
+        stats = result.by_phase.setdefault(int(phase), ErrorStats(routed=routed))
+        stats.add(errors[inside], most, rows[inside])

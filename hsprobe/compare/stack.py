@@ -73,6 +73,7 @@ class Stack:
     Attributes:
         side: "train" or "infer".
         pieces: the tensors; row i of the stack is row i - starts[p] of piece p.
+        routed: whether the rows come from a mixture of experts in which rounding may decide who computes.
     """
 
     side: str
@@ -80,6 +81,7 @@ class Stack:
     pieces: list[Tensor]
     keys: Keys
     starts: list[int] = field(default_factory=list)
+    routed: bool = False
 
     @property
     def tensor(self) -> Tensor:

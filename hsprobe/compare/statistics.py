@@ -84,6 +84,7 @@ class ErrorStats:
     Attributes:
         over_limit: rows with an error above the limit; `first_over` the lowest of them, -1 without any.
         first_above: the lowest row whose error is above what the middle row may have.
+        routed: whether rounding may have sent single rows to other experts, on either side.
     """
 
     rows: int = 0
@@ -93,6 +94,7 @@ class ErrorStats:
     largest_at: int = -1
     first_over: int = -1
     first_above: int = -1
+    routed: bool = False
     histogram: NDArray[np.int64] = field(default_factory=lambda: np.zeros(_BINS, np.int64))
 
     def add(self, errors: Floats, limit: float, at: NDArray[np.int64] | None = None) -> None:
@@ -121,6 +123,7 @@ class ErrorStats:
             largest_at=self.largest_at,
             first_over=_lower(self.first_over, other.first_over),
             first_above=_lower(self.first_above, other.first_above),
+            routed=self.routed or other.routed,
             histogram=self.histogram + other.histogram,
         )
         merged._offer(other.largest, other.largest_at)

@@ -50,7 +50,7 @@ def judge_rows(stats: ErrorStats, identity: Identity, wanted: Label) -> State:
         named = identity.clear and identity.best == wanted
         return State.OK if named and identity.fits else State.NO_ROWS
     if error <= MEDIAN_ALLOWANCE * identity.expected:
-        return State.SOME_ROWS if stats.over_limit > strays(stats.finite) else State.OK
+        return State.SOME_ROWS if stats.over_limit > strays(stats.finite, stats.routed) else State.OK
     if identity.clear and identity.best == wanted:
         return State.DIFFERENT
     return State.UNKNOWN
@@ -70,7 +70,7 @@ def _is_other(identity: Identity, wanted: Label, error: float) -> bool:
 def rows_ok(stats: ErrorStats, noise: float) -> bool:
     """Whether the finite rows are equal up to noise, and there are any."""
     within = stats.finite > 0 and stats.median <= MEDIAN_ALLOWANCE * noise
-    return within and stats.over_limit <= strays(stats.finite)
+    return within and stats.over_limit <= strays(stats.finite, stats.routed)
 
 
 def passes_at(total: float | None, phases: Sequence[PhaseLine]) -> float | None:

@@ -86,7 +86,7 @@ class Settler:
             limits = dict.fromkeys(phases, ROW_ALLOWANCE * self.own.noise(depth))
             bad, total = _bad_rows(lane, self.own.states[depth], limits)
             tried.append((len(bad), depth, bad))
-            if total and len(bad) <= strays(total):
+            if total and len(bad) <= strays(total, lane.stack.routed):
                 return depth, bad[:0]
         usable = lane.stack.keys.usable
         if tried:
@@ -124,7 +124,7 @@ class Settler:
         right = stream.states[mine]
         limits = self.levels(mine, trained.lane.stack, right.stack)
         bad, total = _bad_rows(trained.lane, right, {p: level.row_limit for p, level in limits.items()})
-        if len(bad) <= strays(total) and not self._off(trained.lane, right, limits):
+        if len(bad) <= strays(total, right.stack.routed) and not self._off(trained.lane, right, limits):
             return [], None
         whole = (
             bad if 0 < len(bad) <= _HALF * total else _finite(trained.lane, trained.lane.stack.keys.usable)

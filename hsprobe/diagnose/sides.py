@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hsprobe.compare.direct import Lane
-from hsprobe.compare.noise import coarsest
+from hsprobe.compare.noise import coarsest, routes_by_rounding
 from hsprobe.compare.stack import Stack, stacks_of
 from hsprobe.diagnose.evidence import Serving
 from hsprobe.diagnose.identify import Candidate, Label
@@ -105,7 +105,11 @@ def open_side(trace: Trace, side: str) -> Side:
             "Send prompts while capturing and check with 'hsprobe inspect' that rows arrive.",
         )
     model = _model(trace.provenance)
-    layers = model.get("num_layers")
+    layers, experts = model.get("num_layers"), model.get("experts")
+    for stack in stacks.values():
+        stack.routed = isinstance(experts, int) and routes_by_rounding(
+            experts, model.get("dtype"), stack.dtype
+        )
     return Side(
         trace,
         stacks,

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hsprobe.probes.experts import experts_of
 from hsprobe.probes.sglang.settings import Settings
 
 DRAFT_KEYS = (
@@ -96,6 +97,7 @@ def _config_of(runner: Any) -> dict[str, Any]:
         "num_layers": int(runner.model_config.num_hidden_layers),
         "hidden_size": int(runner.model_config.hidden_size),
         "dtype": str(runner.model_config.dtype).removeprefix("torch."),
+        "experts": experts_of(config),
         "config_sha256": hashlib.sha256(text.read_bytes()).hexdigest() if text.is_file() else None,
     }
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from hsprobe.errors import HsprobeError
+from hsprobe.probes.experts import experts_of
 from hsprobe.trace.context import context_hashes
 from hsprobe.trace.schema import CaptureMode, Model, Phase, RowStatus
 from hsprobe.trace.writer import TraceWriter
@@ -141,6 +142,7 @@ class _Target:
                 "num_layers": self.num_layers,
                 "hidden_size": int(config.hidden_size),
                 "dtype": str(self.model.dtype).removeprefix("torch."),
+                "experts": experts_of(config),
                 "config_sha256": hashlib.sha256((plan.model / "config.json").read_bytes()).hexdigest(),
             },
             "layers": None if plan.layers is None else list(plan.layers),
