@@ -77,7 +77,9 @@ def captured(target: Config, draft: Config, version: str, algorithm: str) -> Cap
         return found
     name = target.architecture
     known = name in by_class()
-    if known and found.rule is None:
+    # SGLang stops at start where a DFlash id is out of range.
+    stops = found.family == DFLASH and any(not 0 <= i < layers for i in ids or [])
+    if stops or (known and found.rule is None):
         return found
     read = [i + 1 for i in ids] if ids is not None and _muse_maps(target, draft, found.family) else ids
     return replace(

@@ -13,7 +13,7 @@ from hsprobe.check.config import Config, as_ids
 from hsprobe.check.files import Weights
 from hsprobe.errors import HsprobeError
 from hsprobe.formats.sglang_ids import parse_version
-from hsprobe.formats.sglang_models import ALGORITHMS, NEWEST, OLDEST, Version
+from hsprobe.formats.sglang_models import ALGORITHM_SINCE, ALGORITHMS, NEWEST, OLDEST, Version
 
 _TARGET_TENSORS = tuple(
     f"{prefix}{name}.weight"
@@ -64,6 +64,11 @@ class Setup:
     def since(self, *version: int) -> bool:
         """Whether SGLang is of this version or a later one."""
         return self.number >= version
+
+    @property
+    def has_algorithm(self) -> bool:
+        """Whether this version knows the algorithm."""
+        return self.number >= ALGORITHM_SINCE.get(self.algorithm, ())
 
     @property
     def is_eagle3(self) -> bool:

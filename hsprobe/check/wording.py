@@ -23,3 +23,8 @@ def depth_words(depths: Sequence[int]) -> str:
 def shape(sizes: Sequence[int]) -> str:
     """`[128, 384]`."""
     return f"[{', '.join(map(str, sizes))}]"
+
+
+def plain(number: float) -> str:
+    """`1000000`, not `1e+06`."""
+    return str(int(number)) if number == int(number) else str(number)

@@ -17,6 +17,12 @@ NEWEST = "0.5.23"
 OLDEST = "0.5.9"
 ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN", "DFLASH", "DSPARK", "FROZEN_KV_MTP")
 """Speculative algorithms whose draft is handed states of the target."""
+ALGORITHM_SINCE: dict[str, Version] = {
+    "DFLASH": (0, 5, 11),
+    "FROZEN_KV_MTP": (0, 5, 12, 1),
+    "DSPARK": (0, 5, 18),
+}
+"""First version with an algorithm, for those that 0.5.9 lacks: `speculative/spec_info.py`."""
 
 
 class Rule(Enum):

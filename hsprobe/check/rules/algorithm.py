@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hsprobe.check.layout import canonical
 from hsprobe.check.model import Said, Severity, rule
 from hsprobe.check.setup import Setup, draft_kind
-from hsprobe.formats.sglang_models import Version
+from hsprobe.formats.sglang_models import ALGORITHM_SINCE, Version
 
 _LLAMA = "LlamaForCausalLMEagle3"
 _MLA = "Eagle3DeepseekV2ForCausalLM"
 # First version (of those read) with each draft class: `EntryClass` in `sglang/srt/models/*`.
 EAGLE3_CLASSES: dict[str, Version] = {_LLAMA: (), "MistralLarge3ForCausalLMEagle": (), _MLA: (0, 5, 12, 1)}
-_ALGORITHM_SINCE: dict[str, Version] = {
-    "DFLASH": (0, 5, 11),
-    "FROZEN_KV_MTP": (0, 5, 12, 1),
-    "DSPARK": (0, 5, 18),
-}
 _SPEC_INFO = "sglang/srt/speculative/spec_info.py SpeculativeAlgorithm (0.5.9, 0.5.15.post1, 0.5.23)"
 
 
@@ -106,8 +102,8 @@ def no_such_draft_class(setup: Setup) -> Iterator[Said]:
 )
 def no_such_algorithm(setup: Setup) -> Iterator[Said]:
     """DFlash and later ones in old versions."""
-    since = _ALGORITHM_SINCE.get(setup.algorithm)
-    if since is not None and setup.number < since:
+    since = ALGORITHM_SINCE.get(setup.algorithm)
+    if since is not None and not setup.has_algorithm:
         yield Said(
             f"SGLang {setup.version} has no {setup.algorithm}",
             mend=(f"Use SGLang {'.'.join(map(str, since[:3]))} or later.",),
@@ -142,9 +138,7 @@ def draft_layers(setup: Setup) -> Iterator[Said]:
     stored = {
         part[1]
         for name in setup.draft_weights.named
-        if (part := name.removeprefix("model.").split("."))[0] == "layers"
-        and len(part) > 1
-        and part[1].isdigit()
+        if (part := canonical(setup, name).split("."))[0] == "layers" and len(part) > 1 and part[1].isdigit()
     }
     if stored and len(stored) != layers:
         yield Said(

@@ -169,6 +169,9 @@ def other_convention(setup: Setup) -> Iterator[Said]:
     found, layers = setup.captured, setup.target.num_layers
     if not found.ids or layers is None or found.requested is None or found.family == DFLASH:
         return
+    if setup.train is not None and setup.train.depths is not None:
+        # What the draft was trained on is known: CK801 tells.
+        return
     adds_one = found.requested == [i + 1 for i in found.ids]
     usual = [2, layers // 2, layers - 3]
     if not adds_one or (sorted(found.ids) != usual and layers not in found.ids):
@@ -267,7 +270,7 @@ def order_of_ids(setup: Setup) -> Iterator[Said]:
 def version_dependent(setup: Setup) -> Iterator[Said]:
     """The versions that read these ids otherwise."""
     found, layers, name = setup.captured, setup.target.num_layers, setup.target.architecture
-    if found.ids is None or layers is None or found.rule is None:
+    if found.ids is None or layers is None or found.rule is None or found.requested is None:
         return
     others = []
     for version in KNOWN:

@@ -8,6 +8,7 @@ from typing import Any
 from hsprobe.check.config import Config, shown
 from hsprobe.check.model import Said, Severity, rule
 from hsprobe.check.setup import Setup
+from hsprobe.check.wording import plain
 
 _CONTEXT = (
     "sglang/srt/configs/model_config.py ModelConfig._derive_context_length (0.5.9, 0.5.15.post1, 0.5.23)"
@@ -36,12 +37,16 @@ def rope_base(setup: Setup) -> Iterator[Said]:
     own, theirs = setup.draft.rope_theta, setup.target.rope_theta
     if own is None and theirs is not None and theirs != _DEFAULT_THETA:
         yield Said(
-            f"the draft's config has no rope_theta, so it is {_DEFAULT_THETA:g}; the target's is {theirs:g}",
-            change=f"rope_theta: not set  ->  {theirs:g}",
-            mend=(f"Set rope_theta to the base of the draft's training: {theirs:g} if it was the target's.",),
+            f"the draft's config has no rope_theta, so it is {plain(_DEFAULT_THETA)}; the target's is "
+            f"{plain(theirs)}",
+            change=f"rope_theta: not set  ->  {plain(theirs)}",
+            mend=(
+                "Set rope_theta to the base of the draft's training: "
+                f"{plain(theirs)} if it was the target's.",
+            ),
         )
     elif own is not None and own != (theirs or _DEFAULT_THETA):
-        yield Said(f"the draft's rope_theta is {own:g}, the target's {theirs or _DEFAULT_THETA:g}")
+        yield Said(f"the draft's rope_theta is {plain(own)}, the target's {plain(theirs or _DEFAULT_THETA)}")
 
 
 @rule(
@@ -137,15 +142,15 @@ def rope_parameters(setup: Setup) -> Iterator[Said]:
         return
     if top is None and setup.number < _NEW_TRANSFORMERS and inner != _DEFAULT_THETA:
         yield Said(
-            f"the draft's RoPE base {inner:g} stands in rope_parameters, and SGLang {setup.version} takes "
-            f"{_DEFAULT_THETA:g}",
-            change=f"rope_theta: not set  ->  {inner:g}",
+            f"the draft's RoPE base {plain(inner)} stands in rope_parameters, and SGLang {setup.version} "
+            f"takes {plain(_DEFAULT_THETA)}",
+            change=f"rope_theta: not set  ->  {plain(inner)}",
         )
     elif top is not None and top != inner:
-        used = f"{inner:g}" if setup.number >= _NEW_TRANSFORMERS else f"{top:g}"
+        used = plain(inner) if setup.number >= _NEW_TRANSFORMERS else plain(top)
         yield Said(
-            f"rope_theta is {top:g} and rope_parameters.rope_theta is {inner:g}; SGLang {setup.version} "
-            f"takes {used}",
+            f"rope_theta is {plain(top)} and rope_parameters.rope_theta is {plain(inner)}; SGLang "
+            f"{setup.version} takes {used}",
             severity=Severity.WARNING,
         )
 
