@@ -64,7 +64,8 @@ class LayerProbe:
         def take() -> None:
             if self._recorder.current(draft=False) is None:
                 return
-            if not self._recorder.owns(batch):
+            # Not by identity: the eager runner copies every batch (``runner/eager_runner.py:load_batch``).
+            if getattr(batch, "tbo_parent_token_range", None) is not None:
                 raise NotRecordable("a part of the pass: SGLang ran the batch in two halves")
             stream = batch.residual_stream
             if stream.pending is not None:

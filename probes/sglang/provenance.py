@@ -114,11 +114,14 @@ def _draft_of(runner: Any) -> dict[str, Any]:
     }
 
 
-def _arguments_of(server_args: Any) -> dict[str, Any]:
+def arguments_of(server_args: Any) -> dict[str, Any]:
+    """What SGLang's ``ServerArgs`` (a dataclass, later a msgspec Struct) was given, without secrets."""
+    names = getattr(server_args, "__struct_fields__", None) or vars(server_args)
+    values = {name: getattr(server_args, name) for name in names}
     return _plain(
         {
             name: value
-            for name, value in vars(server_args).items()
+            for name, value in values.items()
             if not (name.startswith("_") or value is None or any(word in name for word in SECRET_WORDS))
         }
     )
@@ -151,5 +154,5 @@ def describe(runners: Sequence[Any], settings: Settings) -> dict[str, Any]:
         else:
             facts["model"] = _config_of(runner)
             facts["aux"] = {"depths": captured_depths(runner.model)}
-            facts["server_args"] = _arguments_of(runner.server_args)
+            facts["server_args"] = arguments_of(runner.server_args)
     return facts

@@ -157,10 +157,6 @@ class Recorder:
             self._spooler.put("padding", {"pass": labelled.number, "rows": self._padding})
         return n_padded
 
-    def owns(self, batch: Any) -> bool:
-        """Whether this is the batch of the pass under way, and not a part that SGLang has split off."""
-        return batch is self._batch
-
     def requests(self, requests: Sequence[Any]) -> None:
         """Note the prompt of each request (SGLang's ``Req``) not seen before."""
         if self._spooler is None or self._armed_file is None or not self._armed_file.exists():
