@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from hsprobe.impact.model import Acceptance
+from hsprobe.trace.reader import Trace
+from hsprobe.trace.schema import Model, Phase
 
 # 0.5.15 renamed it; until 0.5.15 the old name is there too.
 _HISTOGRAMS = ("spec_correct_drafts_histogram", "spec_accept_histogram")
@@ -27,16 +31,29 @@ class Served:
     target: str | None
 
 
-def served(provenance: dict[str, Any]) -> Served:
-    """Read it from the provenance of a capture."""
+def served(trace: Trace) -> Served:
+    """Read it from the provenance of a capture; steps that it does not say are read off its verify passes."""
+    provenance = trace.provenance
     arguments, draft, model = (_dict(provenance.get(name)) for name in ("server_args", "draft", "model"))
     return Served(
-        _count(arguments.get("speculative_num_steps")),
+        _count(arguments.get("speculative_num_steps")) or _verified(trace),
         _count(arguments.get("speculative_eagle_topk")),
         _text(draft.get("dtype")) or _text(model.get("dtype")),
         _text(draft.get("path")),
         _text(model.get("path")),
     )
+
+
+def _verified(trace: Trace) -> int | None:
+    """Drafted tokens a verify pass: the rows of a chain less that of the newest token; None without any."""
+    for rank in trace.ranks:
+        mine = (rank.passes["phase"] == Phase.VERIFY) & (rank.passes["model"] == Model.TARGET)
+        rows = np.flatnonzero(mine[rank.rows["pass"]] & (rank.rows["request"] >= 0))
+        if len(rows):
+            last = rank.rows["pass"][rows[0]], rank.rows["request"][rows[0]]
+            same = (rank.rows["pass"] == last[0]) & (rank.rows["request"] == last[1])
+            return int(np.count_nonzero(same)) - 1
+    return None
 
 
 def by_request(provenance: dict[str, Any], steps: int) -> dict[str, Acceptance]:

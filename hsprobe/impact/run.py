@@ -69,7 +69,7 @@ def impact(
         sides = open_side(train_trace, "train"), open_side(infer_trace, "infer")
         check_same_model(*sides)
         evidence = Gatherer(*sides, rows).run()
-        how = counters.served(infer_trace.provenance)
+        how = counters.served(infer_trace)
         steps = steps or how.steps
         if steps is None:
             raise HsprobeError(
