@@ -5,6 +5,7 @@ Shapes: N rows of a stack, n rows asked for, W width of the tensor, H width of a
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -123,8 +124,14 @@ def _selector(rows: Rows) -> slice | Rows:
     return rows
 
 
-def stacks_of(trace: Trace, side: str) -> dict[str, Stack]:
-    """Every tensor of a trace by name. Tensors with the same rows share one `Keys`."""
+def stacks_of(
+    trace: Trace, side: str, numbers: Mapping[str, Collection[int]] | Collection[int] | None = None
+) -> dict[str, Stack]:
+    """Every tensor of a trace by name. Tensors with the same rows share one `Keys`.
+
+    Args:
+        numbers: places in `trace.ranks` of the ranks to take, for all names or for each; by default all.
+    """
     cache: dict[tuple[tuple[int, int], ...], Keys] = {}
     stacks: dict[str, Stack] = {}
     names = sorted({name for rank in trace.ranks for name in rank.tensors})
@@ -132,7 +139,7 @@ def stacks_of(trace: Trace, side: str) -> dict[str, Stack]:
         found = [
             (number, rank, rank.tensors[name])
             for number, rank in enumerate(trace.ranks)
-            if name in rank.tensors and rank.tensors[name].shape[0] > 0
+            if name in rank.tensors and rank.tensors[name].shape[0] > 0 and _taken(numbers, name, number)
         ]
         if not found:
             continue
@@ -144,6 +151,14 @@ def stacks_of(trace: Trace, side: str) -> dict[str, Stack]:
         starts = [sum(lengths[:i]) for i in range(len(lengths))]
         stacks[name] = Stack(side, name, [tensor for _, _, tensor in found], cache[mark], starts)
     return stacks
+
+
+def _taken(
+    numbers: Mapping[str, Collection[int]] | Collection[int] | None, name: str, number: int
+) -> bool:
+    if numbers is None:
+        return True
+    return number in (numbers.get(name, ()) if isinstance(numbers, Mapping) else numbers)
 
 
 def _keys(found: list[tuple[int, Rank, Tensor]]) -> Keys:

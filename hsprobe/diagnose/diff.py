@@ -13,8 +13,9 @@ from hsprobe.diagnose.model import Report, State
 from hsprobe.diagnose.naming import numbers, plural
 from hsprobe.diagnose.producer import Producer
 from hsprobe.diagnose.producer import notes as dump_notes
-from hsprobe.diagnose.registry import findings
-from hsprobe.diagnose.sides import Side, check_same_model, open_side
+from hsprobe.diagnose.ranks.survey import Survey
+from hsprobe.diagnose.ranks.verdict import judged
+from hsprobe.diagnose.sides import Side, check_same_model
 from hsprobe.errors import HsprobeError
 from hsprobe.formats.dump import Options
 
@@ -52,15 +53,20 @@ def diff(
         opened(Path(infer), told=told) as infer_trace,
         opened(Path(train), dump, beside=infer_trace, told=told) as train_trace,
     ):
-        train_side, infer_side = open_side(train_trace, "train"), open_side(infer_trace, "infer")
+        train_side, train_ranks = Survey(train_trace, "train").run()
+        survey = Survey(infer_trace, "infer", train_side)
+        infer_side, infer_ranks = survey.run()
         check_same_model(train_side, infer_side)
         if tolerance is not None:
             tolerance.check_model(infer_side.architecture, infer_side.num_layers, infer_side.hidden)
-        evidence = Gatherer(train_side, infer_side, rows, tolerance).run()
-        evidence.producer = Producer.of(train_trace.provenance)
-        if draft is not None:
-            evidence.draft = held_against(infer_trace, draft, target)
-        found = findings(evidence)
+
+        def gather(side: Side) -> Evidence:
+            evidence = Gatherer(train_side, side, rows, tolerance).run()
+            evidence.producer = Producer.of(train_trace.provenance)
+            return evidence
+
+        held = None if draft is None else held_against(infer_trace, draft, target)
+        evidence, found = judged(survey, infer_side, infer_ranks, [train_ranks], gather, held)
         if not found and draft is None:
             _check_something_compared(evidence, train_side, infer_side)
         served = evidence.served.name if evidence.served else "layer"

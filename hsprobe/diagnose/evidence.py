@@ -13,6 +13,7 @@ from hsprobe.diagnose.draft.model import DraftFindings
 from hsprobe.diagnose.identify import Identity, Label
 from hsprobe.diagnose.model import ChunkLine, Depth, Divergence, LayerLine
 from hsprobe.diagnose.producer import Producer
+from hsprobe.diagnose.ranks.facts import RankFacts
 from hsprobe.diagnose.tokens import Tokens
 from hsprobe.diagnose.values import Difference
 from hsprobe.diagnose.weights import WeightTest
@@ -122,6 +123,7 @@ class Evidence:
         divergence: where the stream first differs by more than noise; None where it does not.
         handed_widths: (aux, draft.input), None where the capture lacks either.
         draft: the served draft against its checkpoint; None where none was given.
+        ranks: what is known of the ranks of the capture and of the dump.
     """
 
     serving: Serving
@@ -149,6 +151,7 @@ class Evidence:
     producer: Producer | None = None
     notes: list[str] = field(default_factory=list)
     draft: DraftFindings | None = None
+    ranks: list[RankFacts] = field(default_factory=list)
 
     @property
     def lines(self) -> list[ChunkLine]:

@@ -49,17 +49,24 @@ class Reading:
 
 
 def search(
-    query: Lane, rows: Rows, stream: Stream, proposals: Proposals, prefer: Sequence[int]
+    query: Lane,
+    rows: Rows,
+    stream: Stream,
+    proposals: Proposals,
+    prefer: Sequence[int],
+    *,
+    moved: bool = True,
 ) -> Reading | None:
     """The reading that explains the rows of a lane, None where nothing does.
 
     Args:
         rows: of the query's stack, ascending.
         prefer: depths that are likelier than others, the likeliest first; they decide between equals.
+        moved: whether rows of another position are looked for where no others fit.
     """
     whole = _Rows.of(query, rows)
     few = _Rows.of(query, rows[:: max(1, len(rows) // _SCOUTS)])
-    for offsets, share in (((0,), _SHARE), (OFFSETS, _SHARE_SHIFTED)):
+    for offsets, share in (((0,), _SHARE), (OFFSETS if moved else (), _SHARE_SHIFTED)):
         found = []
         for offset in offsets:
             for depth in stream.depths:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,13 +92,20 @@ class Side:
         )
 
 
-def open_side(trace: Trace, side: str) -> Side:
+def open_side(
+    trace: Trace, side: str, stacks: Mapping[str, Stack] | None = None, hidden: int | None = None
+) -> Side:
     """Look through a trace.
+
+    Args:
+        stacks: the tensors to look at; by default those of all ranks, as one.
+        hidden: H, where it is known.
 
     Raises:
         HsprobeError: nothing was captured.
     """
-    stacks = {name: s for name, s in stacks_of(trace, side).items() if len(s.keys.usable)}
+    given = stacks_of(trace, side) if stacks is None else stacks
+    stacks = {name: stack for name, stack in given.items() if len(stack.keys.usable)}
     if not stacks:
         raise HsprobeError(
             f"{trace.path} holds no row that could be compared: nothing was captured.",
@@ -113,7 +120,7 @@ def open_side(trace: Trace, side: str) -> Side:
     return Side(
         trace,
         stacks,
-        _hidden(trace, stacks),
+        hidden or _hidden(trace, stacks),
         layers if isinstance(layers, int) and layers > 0 else None,
         model.get("dtype") if isinstance(model.get("dtype"), str) else None,
     )

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 
 from hsprobe.diagnose.evidence import Evidence
-from hsprobe.diagnose.model import LayerLine
+from hsprobe.diagnose.model import Depth, LayerLine
 from hsprobe.diagnose.values import Difference
 from hsprobe.diagnose.weights import Match
 
-PLACEHOLDER, PRECISION, STALE, DIVERGENCE, UNKNOWN = (
+PLACEHOLDER, PRECISION, STALE, DIVERGENCE, RANKS, UNKNOWN = (
     "placeholder",
     "precision",
     "stale",
     "divergence",
+    "ranks",
     "unknown",
 )
 # Values of no more mantissa bits than this were rounded to 8 bits or fewer.
@@ -26,6 +28,8 @@ def kind(evidence: Evidence) -> str:
     """One of the names above; empty where no values differ."""
     found = evidence.differences
     layers = broken(evidence)
+    if ranks_part_before(evidence, [*(one.depth for one in found), *(line.depth for line in layers[:1])]):
+        return RANKS
     if not found:
         return _by_layers(evidence, layers) if layers else ""
     if all(one.placeholder is not None for one in found):
@@ -44,6 +48,13 @@ def kind(evidence: Evidence) -> str:
     if min(one.error for one in found) > _NOT_ROUNDING or _embedding_differs(evidence):
         return STALE
     return PRECISION if all(one.isotropic for one in found) and grows(found) else UNKNOWN
+
+
+def ranks_part_before(evidence: Evidence, depths: Iterable[Depth]) -> bool:
+    """Whether the streams of the server's ranks are not the same at any of these depths."""
+    known = [depth for depth in depths if depth is not None]
+    places = [facts.broken_from for facts in evidence.ranks if facts.broken_from is not None]
+    return bool(known and places) and all(d == "final" or 2 * int(d) >= min(places) for d in known)
 
 
 def broken(evidence: Evidence) -> list[LayerLine]:

@@ -7,6 +7,7 @@ from hsprobe.diagnose.evidence import ChunkEvidence, Evidence
 from hsprobe.diagnose.explanation import Explanation
 from hsprobe.diagnose.model import Finding, Mend, State
 from hsprobe.diagnose.naming import listed, numbers
+from hsprobe.diagnose.valuation import ranks_part_before
 from hsprobe.diagnose.wording import figure
 
 RANK = 90
@@ -39,6 +40,7 @@ def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
         state = chunk.line.state
         # A chunk may have a fault that is named, and rows beside that nothing accounts for.
         left = chunk.fallen if chunk.served else chunk.line.index not in explained
+        left = left and not ranks_part_before(evidence, [chunk.line.trained])
         if left and state not in (State.OK, State.NO_ROWS):
             groups.setdefault(state, []).append(chunk)
     return [_finding(evidence, state, chunks) for state, chunks in groups.items()]

@@ -1,0 +1,149 @@
+"""Faults of ranks planted in traces of many ranks, each with the codes that must come out.
+
+Shapes: n rows, H channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.ranks.sharded import Change, Keep, Tensors, chunk, layer, mid, parts, shard
+from tests.synthetic import Floats, L, World, write_infer, write_train
+
+DEPTHS = (3, 6, 8)
+SITES = ("aux", "layer", "mid", "draft.input")
+
+
+@dataclass
+class RankCase:
+    """One comparison of a capture of several ranks.
+
+    Attributes:
+        codes: what must be named, sorted; `between`: what the ranks alone show, where that is not the same.
+        says: words that the titles must hold, `{last}` standing for the last rank.
+        made: depths that the server hands over.
+    """
+
+    name: str
+    codes: str
+    change: Change | None = None
+    says: Sequence[str] = ()
+    between: str | None = None
+    made: Sequence[int] = DEPTHS
+    every: bool = False
+    keep: Keep | None = None
+    infer: dict[str, Any] = field(default_factory=dict)
+    coords: Callable[[int], dict[str, int]] | None = None
+
+    def write(
+        self, folder: Path, dtype: str, ranks: int, sites: Sequence[str] = SITES
+    ) -> tuple[Path, Path]:
+        """(training dump, capture)."""
+        world = World(dtype=dtype)
+        train = write_train(folder / "t.h5", DEPTHS, world=world, every=self.every)
+        made = {"ids": [d - 1 for d in DEPTHS], **self.infer}
+        one = write_infer(folder / "one.h5", self.made, world=world, sites=sites, **made)
+        return train, shard(one, folder / "i.h5", ranks, self.change, keep=self.keep, coords=self.coords)
+
+
+def handed(change: Callable[[int, int, int, Floats, Tensors], Floats]) -> Change:
+    """A change of the chunks, in aux and so in what the draft is handed: (rank, ranks, chunk, values, all) -> values."""
+
+    def apply(rank: int, ranks: int, held: Tensors) -> None:
+        before = held["aux"].copy()
+        for k in range(len(DEPTHS)):
+            chunk(held["aux"], k)[:] = change(rank, ranks, k, chunk(before, k).copy(), held)
+        if "draft.input" in held:
+            # The rows of the draft's passes are those of the target's, one for one.
+            held["draft.input"] = held["aux"].copy()
+
+    return apply
+
+
+def term(held: Tensors, what: str, depth: int) -> Floats:
+    """What a layer adds."""
+    state, before, middle = held[layer(depth)], held[layer(depth - 1)], held[mid(depth - 1)]
+    return {"mlp": state - middle, "attention": middle - before, "block": state - before, "state": state}[what]
+
+
+def partial(what: str, kept: dict[str, Floats], groups: int = 0, only: int | None = None) -> Change:
+    """Every rank's chunks hold its own part of a term."""
+
+    def change(rank: int, ranks: int, k: int, values: Floats, held: Tensors) -> Floats:
+        if only is not None and k != only:
+            return values
+        whole = term({**kept, **held}, what, DEPTHS[k]) if mid(0) not in held else term(held, what, DEPTHS[k])
+        count = groups or ranks
+        return values - whole + parts(whole, count, seed=k)[rank % count]
+
+    return handed(change)
+
+
+def on_last(change: Callable[[int, Floats, Tensors], Floats]) -> Change:
+    """A change of the last rank's chunks."""
+    return handed(lambda rank, ranks, k, x, held: change(k, x, held) if rank == ranks - 1 else x)
+
+
+def noisy(x: Floats, share: float = 0.2) -> Floats:
+    rng = np.random.default_rng(len(x))
+    return x + share * x * rng.normal(size=x.shape).astype(np.float32)
+
+
+def some_rows(k: int, x: Floats, held: Tensors) -> Floats:
+    x[5:12] = noisy(x, 1.0)[5:12]
+    return x
+
+
+def stream_from(depth: int, ranks_wrong: Callable[[int, int], bool]) -> Change:
+    """The stream of some ranks is another from a depth on, and so is what is handed over."""
+
+    def apply(rank: int, ranks: int, held: Tensors) -> None:
+        if ranks_wrong(rank, ranks):
+            for d in range(depth, L + 1):
+                held[layer(d)] = noisy(held[layer(d)])
+                if d < L and mid(d) in held:
+                    held[mid(d)] = noisy(held[mid(d)])
+            _hand_over(held)
+
+    return apply
+
+
+def partial_in_stream(what: str, depth: int) -> Change:
+    """The model itself leaves a sum out: from there on every rank computes on its own."""
+
+    def apply(rank: int, ranks: int, held: Tensors) -> None:
+        whole = term(held, what, depth)
+        own = parts(whole, ranks)[rank]
+        if what == "attention":
+            held[mid(depth - 1)] = held[mid(depth - 1)] - whole + own
+        held[layer(depth)] = held[layer(depth)] - whole + own
+        for d in range(depth + 1, L + 1):
+            held[layer(d)] = noisy(held[layer(d)], 0.1 + 0.05 * rank)
+        for k in range(depth, L):
+            held[mid(k)] = noisy(held[mid(k)], 0.1 + 0.05 * rank)
+        _hand_over(held)
+
+    return apply
+
+
+def _hand_over(held: Tensors) -> None:
+    for k, depth in enumerate(DEPTHS):
+        for name in ("aux", "draft.input"):
+            if name in held:
+                chunk(held[name], k)[:] = held[layer(depth)]
+
+
+def order_of_sums(rank: int, ranks: int, held: Tensors) -> None:
+    """Every sum over ranks rounds otherwise on every rank, and so does all that follows."""
+    rng = np.random.default_rng(rank)
+    for depth in range(1, L + 1):
+        size = 2.0**-9 * np.sqrt(depth)
+        held[layer(depth)] *= 1 + size * rng.normal(size=held[layer(depth)].shape).astype(np.float32)
+        if mid(depth - 1) in held:
+            held[mid(depth - 1)] *= 1 + size * rng.normal(size=held[mid(depth - 1)].shape).astype(np.float32)
+    _hand_over(held)
