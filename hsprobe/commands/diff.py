@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hsprobe.commands.arguments import Parser
 from hsprobe.commands.dumps import add_options, options_of
+from hsprobe.errors import HsprobeError
+
+if TYPE_CHECKING:
+    from hsprobe.diagnose.consistency import SelfReport
 
 FORMATS = ("text", "json", "junit", "github", "markdown", "html")
 
@@ -22,6 +27,8 @@ token ids up to and including their own are the same.
 With --draft, the draft itself is computed from what the capture says it was
 given, and each of its stages held against what the server's draft made of it.
 
+With --between-ranks the ranks of INFER are compared with one another alone.
+
 INFER alone is compared with itself: what the server computed for the same
 tokens in different phases and passes, and handed to the draft.
 """
@@ -36,6 +43,7 @@ examples:
   hsprobe diff infer.h5                 # does the server agree with itself?
   hsprobe diff infer.h5 --draft DRAFT   # does its draft compute what its checkpoint says?
   hsprobe diff train.h5 infer.h5 --draft DRAFT
+  hsprobe diff infer.h5 --between-ranks # do the ranks agree? (tensor parallel)
   hsprobe diff reference.h5 infer.h5    # from: hsprobe capture --model DIR
 
 exit codes: 0 same, 1 different, 2 trouble
@@ -86,19 +94,26 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         type=Path,
         help="with --draft: folder of the target, whose embedding it uses (default: the one INFER names)",
     )
+    parser.add_argument(
+        "--between-ranks",
+        action="store_true",
+        help="compare the ranks of INFER with one another, without TRAIN",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """0 if the traces match, 1 if not. Raises HsprobeError for trouble."""
     from hsprobe.diagnose import diff
-    from hsprobe.diagnose.consistency import SelfReport, consistency
+    from hsprobe.diagnose.consistency import consistency
     from hsprobe.diagnose.model import Report
     from hsprobe.report import formats
     from hsprobe.report.output import write
 
     report: Report | SelfReport
-    if args.second is None:
+    if args.between_ranks:
+        report = _between_ranks(args)
+    elif args.second is None:
         report = consistency(args.first, noise=args.noise, draft=args.draft, target=args.target)
     else:
         from hsprobe.report.progress import Telling
@@ -116,6 +131,17 @@ def run(args: argparse.Namespace) -> int:
             )
     write(args.output, lambda stream: formats.write(report, args.format, stream))
     return 0 if report.same else 1
+
+
+def _between_ranks(args: argparse.Namespace) -> SelfReport:
+    from hsprobe.diagnose.ranks.between import between_ranks
+
+    if args.second is not None:
+        raise HsprobeError(
+            "--between-ranks compares the ranks of one capture, and two traces were given.",
+            "Leave TRAIN out, or the option: hsprobe diff TRAIN INFER looks at every rank too.",
+        )
+    return between_ranks(args.first)
 
 
 def _positive(text: str) -> int:

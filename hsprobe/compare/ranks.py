@@ -61,7 +61,8 @@ def members(trace: Trace) -> list[Member]:
 
 
 def groups(found: Sequence[Member]) -> list[list[Member]]:
-    """Ranks that compute the same rows of the same layers: those of one pipeline stage and data-parallel part."""
+    """Ranks that compute the same rows of the same layers: those of one pipeline stage and data-parallel "
+    "part."""
     together: dict[tuple[int, int], list[Member]] = {}
     for member in found:
         together.setdefault((member.dp, member.pp), []).append(member)
@@ -156,9 +157,7 @@ class Mean(Stack):
         rows = common(stacks, passes)
         base = stacks[0]
         keys = narrowed(base.keys, rows[0])
-        return cls(
-            base.side, base.name, base.pieces, keys, base.starts, list(zip(stacks, rows, strict=True))
-        )
+        return cls(base.side, base.name, base.pieces, keys, base.starts, list(zip(stacks, rows, strict=True)))
 
     def read(self, rows: Rows) -> Floats:
         """[n] -> [n, W]"""

@@ -153,9 +153,7 @@ def stacks_of(
     return stacks
 
 
-def _taken(
-    numbers: Mapping[str, Collection[int]] | Collection[int] | None, name: str, number: int
-) -> bool:
+def _taken(numbers: Mapping[str, Collection[int]] | Collection[int] | None, name: str, number: int) -> bool:
     if numbers is None:
         return True
     return number in (numbers.get(name, ()) if isinstance(numbers, Mapping) else numbers)

@@ -28,7 +28,7 @@ from hsprobe.errors import HsprobeError
 from hsprobe.trace.reader import Trace
 from hsprobe.trace.schema import Launch
 
-REPEAT, HANDOVER, ACCOUNT = "repeat", "handover", "account"
+REPEAT, HANDOVER, ACCOUNT, RANKS = "repeat", "handover", "account", "ranks"
 # How the same token comes to be computed twice, which no ordinary traffic does behind a prefix cache.
 HOW_TO_REPEAT = (
     "Send each prompt, and again with its answer appended, to a server with --disable-radix-cache: then "
@@ -58,7 +58,8 @@ class Comparison:
 
     Attributes:
         kind: "repeat" (the same tokens computed twice), "handover" (draft.input against aux) or "account"
-            (aux against the depths that the server says it is made of).
+            (aux against the depths that the server says it is made of), or "ranks" (one rank against
+            another).
         left, right: what is compared with what: phases and how they were launched, or sites.
         rows: pairs of rows compared at a site, at most.
         divergence: the first depth at which the stream differs, for repeats.

@@ -15,6 +15,7 @@ from hsprobe.diagnose.producer import Producer
 from hsprobe.diagnose.producer import notes as dump_notes
 from hsprobe.diagnose.ranks.survey import Survey
 from hsprobe.diagnose.ranks.verdict import judged
+from hsprobe.diagnose.ranks.wording import overview
 from hsprobe.diagnose.sides import Side, check_same_model
 from hsprobe.errors import HsprobeError
 from hsprobe.formats.dump import Options
@@ -81,7 +82,13 @@ def diff(
             layers=evidence.layers,
             coverage=evidence.coverage,
             divergence=evidence.divergence,
-            notes=[*evidence.notes, *dump_notes(evidence), *_notes(evidence, train_side, infer_side)],
+            ranks=overview(infer_ranks),
+            notes=[
+                *evidence.notes,
+                *infer_ranks.notes,
+                *dump_notes(evidence),
+                *_notes(evidence, train_side, infer_side),
+            ],
             draft=evidence.draft,
         )
 

@@ -196,6 +196,46 @@ class SideSummary:
 
 
 @dataclass(frozen=True)
+class RankLine:
+    """One rank of the capture against the one that speaks for its group.
+
+    Attributes:
+        rank, against: their numbers.
+        tp, pp, dp: its place.
+        sites, differ: tensors (or chunks) compared, and how many of them differ.
+        rows: compared at a site, at most. exact: all of them are equal bit for bit.
+        error, noise: of the site that comes nearest to its noise, or exceeds it most.
+        first: the first site that differs, in the order of the model.
+    """
+
+    rank: int
+    against: int
+    tp: int
+    pp: int
+    dp: int
+    sites: int
+    differ: int
+    rows: int
+    exact: bool
+    error: float
+    noise: float
+    first: str
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of a capture that has several.
+
+    Attributes:
+        summary: what became of them, in a few words.
+    """
+
+    summary: str
+    count: int
+    lines: list[RankLine]
+
+
+@dataclass(frozen=True)
 class Report:
     """Everything `hsprobe diff` found out.
 
@@ -203,6 +243,7 @@ class Report:
         compared: the tensor names compared, such as "aux" with "aux".
         notes: what the traces cannot tell, and which capture could.
         draft: the served draft against its checkpoint; None where none was given.
+        ranks: None where the capture has one rank.
     """
 
     same: bool
@@ -216,3 +257,4 @@ class Report:
     notes: list[str]
     divergence: Divergence | None = None
     draft: DraftFindings | None = None
+    ranks: Ranks | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Sequence
 from functools import cache
 from typing import Protocol, cast
 
@@ -15,10 +16,12 @@ from hsprobe.diagnose.explanation import Explanation
 from hsprobe.diagnose.forms import Proposal
 from hsprobe.diagnose.model import Finding
 from hsprobe.diagnose.producer import in_own_numbers
+from hsprobe.diagnose.ranks.facts import RankFacts
 
 
 class FaultClass(Protocol):
-    """What a module in `hsprobe.diagnose.faults` provides; `PROPOSALS` and `NORM` may be absent."""
+    """What a module in `hsprobe.diagnose.faults` provides; `PROPOSALS`, `NORM` and `of_ranks` may be "
+    "absent."""
 
     EXPLANATION: Explanation
     RANK: int
@@ -66,6 +69,15 @@ def draft_findings(draft: DraftFindings | None) -> list[Finding]:
     """What is wrong with a draft alone, most damaging first."""
     classes = [fault for fault in fault_classes() if hasattr(fault, "KIND")]
     found = [one for f in classes for one in findings_of(f.KIND, draft, f.EXPLANATION, f.RANK)]
+    return sorted(found, key=lambda finding: (finding.rank, -finding.confidence))
+
+
+def rank_findings(ranks: Sequence[RankFacts]) -> list[Finding]:
+    """What is wrong with the ranks of a trace, as far as they tell it themselves."""
+    found: list[Finding] = []
+    for fault in fault_classes():
+        if hasattr(fault, "of_ranks"):
+            found += [finding for facts in ranks for finding in fault.of_ranks(facts)]
     return sorted(found, key=lambda finding: (finding.rank, -finding.confidence))
 
 

@@ -11,7 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from hsprobe import __version__
-from hsprobe.diagnose.consistency import REPEAT, Comparison, SelfReport, SiteLine
+from hsprobe.diagnose.consistency import RANKS, REPEAT, Comparison, SelfReport, SiteLine
 from hsprobe.diagnose.model import LayerLine
 from hsprobe.diagnose.naming import plural
 from hsprobe.diagnose.wording import figure
@@ -49,7 +49,7 @@ def render(report: SelfReport) -> RenderableType:
     """The report as something rich can print."""
     tail = [Text(_counts(report)), *terminal.note_blocks(report.notes)]
     if report.same:
-        lines = [Text("the capture agrees with itself")] if report.comparisons else []
+        lines = [Text(_clear(report))] if report.comparisons else []
         lines += [Text(line) for line in draft.clear(report.draft)]
         clear = terminal.block(Text("OK", style="bold green"), lines)
         table = [_overview(report.comparisons), Text("")] if report.comparisons else []
@@ -64,7 +64,17 @@ def render(report: SelfReport) -> RenderableType:
     return Group(*terminal.spaced(parts))
 
 
+def _clear(report: SelfReport) -> str:
+    return "the ranks agree" if _of_ranks(report) else "the capture agrees with itself"
+
+
+def _of_ranks(report: SelfReport) -> bool:
+    return bool(report.comparisons) and all(found.kind == RANKS for found in report.comparisons)
+
+
 def _counts(report: SelfReport) -> str:
+    if _of_ranks(report):
+        return f"{plural(report.rows, 'row')} of the target, {plural(report.contexts, 'context')}"
     return (
         f"{plural(report.rows, 'row')} of the target, {plural(report.contexts, 'context')}, of which "
         f"{report.repeated:,} computed more than once"

@@ -28,6 +28,7 @@ def document(report: Report) -> dict[str, Any]:
         "chunks": report.chunks,
         "layers": report.layers,
         "divergence": report.divergence,
+        "ranks": report.ranks,
         "coverage": dataclasses.asdict(coverage) | {"share": coverage.share},
         "draft": report.draft,
         "notes": report.notes,

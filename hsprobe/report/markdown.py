@@ -8,7 +8,7 @@ from typing import TextIO
 
 from hsprobe.compare.coverage import Coverage
 from hsprobe.diagnose.consistency import SelfReport
-from hsprobe.diagnose.model import ChunkLine, Finding, LayerLine, SideSummary, State
+from hsprobe.diagnose.model import ChunkLine, Finding, LayerLine, Ranks, SideSummary, State
 from hsprobe.diagnose.naming import short
 from hsprobe.diagnose.wording import figure
 from hsprobe.report.cases import AnyReport, clear_sentence
@@ -30,7 +30,8 @@ def document(report: AnyReport) -> str:
     if isinstance(report, SelfReport):
         parts += [_comparisons(report)]
     else:
-        parts += [_chunks(report.chunks), _layers(report.layers, report.same), _coverage(report.coverage)]
+        parts += [_chunks(report.chunks), _layers(report.layers, report.same), _ranks(report.ranks)]
+        parts += [_coverage(report.coverage)]
     parts += [f"> **Note** {_escaped(note)}" for note in report.notes]
     parts.append(_sides(report))
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -77,6 +78,23 @@ def _layers(lines: Sequence[LayerLine], same: bool) -> str:
     ]
     table = _table(["depth", "error", "noise", "rows that differ", ""], rows)
     return table and _folded("Every depth", table, shut=same)
+
+
+def _ranks(found: Ranks | None) -> str:
+    if found is None:
+        return ""
+    rows = [
+        [
+            str(line.rank),
+            str(line.against),
+            figure(line.error),
+            figure(line.noise),
+            f"**{line.differ} of {line.sites}**, {line.first}" if line.differ else f"0 of {line.sites}",
+        ]
+        for line in found.lines
+    ]
+    head = ["rank", "against", "error", "noise", "sites that differ, the first"]
+    return "\n\n".join(part for part in (_escaped(f"{found.summary}."), _table(head, rows)) if part)
 
 
 def _comparisons(report: SelfReport) -> str:

@@ -14,7 +14,7 @@ from hsprobe.compare.noise import BOTH, FILE, MODEL
 from hsprobe.diagnose.model import ChunkLine, Finding, LayerLine, Report, State
 from hsprobe.diagnose.naming import depth_name, listed, plural, short
 from hsprobe.diagnose.wording import figure
-from hsprobe.report import coverage, draft
+from hsprobe.report import coverage, draft, ranks
 from hsprobe.report.strip import Strip
 
 # The strip shows every depth; a table of more than these is no longer read.
@@ -50,6 +50,8 @@ def render(report: Report) -> RenderableType:
     if report.layers:
         parts.append(_layers(report))
     parts += draft.tables(report.draft)
+    if report.ranks is not None:
+        parts.append(ranks.render(report.ranks))
     parts.append(Group(*coverage.lines(report.coverage), *note_blocks(report.notes), _sides(report)))
     return Group(*spaced(parts))
 
@@ -75,6 +77,8 @@ def _all_clear(report: Report) -> RenderableType:
         body[0] += f"; {plural(len(report.layers), 'depth')} agree"
     body.append(_compared(report))
     body += draft.clear(report.draft)
+    if report.ranks is not None:
+        body.append(report.ranks.summary)
     return block(Text("OK", style=_GOOD), [Text(line) for line in body])
 
 

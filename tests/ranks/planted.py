@@ -40,9 +40,7 @@ class RankCase:
     infer: dict[str, Any] = field(default_factory=dict)
     coords: Callable[[int], dict[str, int]] | None = None
 
-    def write(
-        self, folder: Path, dtype: str, ranks: int, sites: Sequence[str] = SITES
-    ) -> tuple[Path, Path]:
+    def write(self, folder: Path, dtype: str, ranks: int, sites: Sequence[str] = SITES) -> tuple[Path, Path]:
         """(training dump, capture)."""
         world = World(dtype=dtype)
         train = write_train(folder / "t.h5", DEPTHS, world=world, every=self.every)
@@ -52,7 +50,8 @@ class RankCase:
 
 
 def handed(change: Callable[[int, int, int, Floats, Tensors], Floats]) -> Change:
-    """A change of the chunks, in aux and so in what the draft is handed: (rank, ranks, chunk, values, all) -> values."""
+    """A change of the chunks, in aux and so in what the draft is handed: (rank, ranks, chunk, values, all) "
+    "-> values."""
 
     def apply(rank: int, ranks: int, held: Tensors) -> None:
         before = held["aux"].copy()
@@ -68,16 +67,18 @@ def handed(change: Callable[[int, int, int, Floats, Tensors], Floats]) -> Change
 def term(held: Tensors, what: str, depth: int) -> Floats:
     """What a layer adds."""
     state, before, middle = held[layer(depth)], held[layer(depth - 1)], held[mid(depth - 1)]
-    return {"mlp": state - middle, "attention": middle - before, "block": state - before, "state": state}[what]
+    return {"mlp": state - middle, "attention": middle - before, "block": state - before, "state": state}[
+        what
+    ]
 
 
-def partial(what: str, kept: dict[str, Floats], groups: int = 0, only: int | None = None) -> Change:
+def partial(what: str, groups: int = 0, only: int | None = None, depths: Sequence[int] = DEPTHS) -> Change:
     """Every rank's chunks hold its own part of a term."""
 
     def change(rank: int, ranks: int, k: int, values: Floats, held: Tensors) -> Floats:
         if only is not None and k != only:
             return values
-        whole = term({**kept, **held}, what, DEPTHS[k]) if mid(0) not in held else term(held, what, DEPTHS[k])
+        whole = term(held, what, depths[k])
         count = groups or ranks
         return values - whole + parts(whole, count, seed=k)[rank % count]
 

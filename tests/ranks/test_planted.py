@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from hsprobe.diagnose import diff
@@ -26,10 +25,10 @@ CASES = [
     RankCase("last rank perturbed", "HS701", on_last(lambda k, x, h: noisy(x)), ["{last}", "aux chunk 0"]),
     RankCase("some rows of the last rank", "HS701", on_last(some_rows), ["{last}"]),
     RankCase("last rank's stream", "HS701", stream_from(5, lambda r, n: r == n - 1), ["{last}", "depth 5"]),
-    RankCase("MLP not summed", "HS703", partial("mlp", {}), ["the MLP outputs of layers 2, 5 and 7"]),
-    RankCase("attention not summed", "HS703", partial("attention", {}), ["the attention outputs"]),
-    RankCase("neither summed", "HS703", partial("block", {}), ["the attention and MLP outputs"]),
-    RankCase("one chunk not summed", "HS703", partial("mlp", {}, only=1), ["aux chunk 1", "layer 5"]),
+    RankCase("MLP not summed", "HS703", partial("mlp"), ["the MLP outputs of layers 2, 5 and 7"]),
+    RankCase("attention not summed", "HS703", partial("attention"), ["the attention outputs"]),
+    RankCase("neither summed", "HS703", partial("block"), ["the attention and MLP outputs"]),
+    RankCase("one chunk not summed", "HS703", partial("mlp", only=1), ["aux chunk 1", "layer 5"]),
     RankCase(
         "MLP not summed in the model", "HS703", partial_in_stream("mlp", 5),
         ["the MLP output of layer 4"], "HS701", every=True,
@@ -42,7 +41,8 @@ CASES = [
         ["{last}: every aux chunk is 1 layer too early"], "HS701",
     ),
     RankCase(
-        "one low and not summed", "HS101 HS703", partial("mlp", {}), ["1 layer too early"], "HS703", made=(2, 5, 7),
+        "one low and not summed", "HS101 HS703", partial("mlp", depths=(2, 5, 7)),
+        ["1 layer too early", "the MLP outputs of layers 1, 4 and 6"], "HS703", made=(2, 5, 7),
     ),
     RankCase("nothing", ""),
     RankCase("order of sums", "", order_of_sums),

@@ -7,7 +7,7 @@ from hsprobe.diagnose.explanation import Explanation
 from hsprobe.diagnose.model import Finding, Mend
 from hsprobe.diagnose.naming import depth_name, listed, numbers
 from hsprobe.diagnose.ranks.facts import PartialSum, RankFacts
-from hsprobe.diagnose.ranks.wording import all_of, chunks_of
+from hsprobe.diagnose.ranks.wording import chunks_of, each_of
 from hsprobe.diagnose.wording import figure
 
 RANK = 13
@@ -23,18 +23,23 @@ EXPLANATION = Explanation(
         "right where decode and verify are not."
     ),
     cause=(
-        "With all-reduce fusion a layer leaves its last sum over ranks to the norm of the next layer; a capture "
+        "With all-reduce fusion a layer leaves its last sum over ranks to the norm of the next layer; a "
+        "capture "
         "taken in between holds the residual plus this rank's own part. Or an all-reduce is missing in the "
-        "model itself, from where on every rank computes on a stream of its own; or the sum runs over only one "
+        "model itself, from where on every rank computes on a stream of its own; or the sum runs over only "
+        "one "
         "of two groups (experts, tensor parallel)."
     ),
     evidence=(
-        "The ranks differ, and no single rank is a state in any form. Their sum is one: with g parts the mean "
-        "over ranks equals, up to rounding, state - (1 - 1/g) * term. The term that fits, the attention, the MLP "
+        "The ranks differ, and no single rank is a state in any form. Their sum is one: with g parts the "
+        "mean "
+        "over ranks equals, up to rounding, state - (1 - 1/g) * term. The term that fits, the attention, "
+        "the MLP "
         "or both, is the one that was not summed; telling them apart needs the site mid."
     ),
     mend=(
-        "Reduce before the state is taken. To confirm, serve with --enforce-disable-flashinfer-allreduce-fusion, "
+        "Reduce before the state is taken. To confirm, serve with "
+        "--enforce-disable-flashinfer-allreduce-fusion, "
         "or with --tp-size 1, and compare again."
     ),
 )
@@ -69,10 +74,10 @@ def _finding(facts: RankFacts, found: PartialSum) -> Finding:
     if found.stream:
         title = f"{term} was never summed over ranks: from there on every rank has a stream of its own"
     else:
-        one = len(found.chunks) == 1
+        verb = "is" if len(found.chunks) == 1 else "are"
         title = (
-            f"{chunks_of(facts.side, found.chunks)} {'is' if one else 'are'} a sum over ranks that was never taken: "
-            f"{all_of(found.members)} {'hold' if len(found.members) > 1 else 'holds'} each its own part of {term}"
+            f"{chunks_of(facts.side, found.chunks)} {verb} a sum over ranks that was never taken: "
+            f"{each_of(found.members)} holds its own part of {term}"
         )
     fit = found.fit
     return EXPLANATION.finding(
@@ -100,17 +105,23 @@ def _proof(facts: RankFacts, found: PartialSum) -> list[str]:
     proof = []
     if found.fit is not None:
         proof.append(
-            f"the sum over {found.over} ranks is {what} as {whose}: error {figure(found.fit.error)}, rounding "
+            f"the sum over {found.over} ranks is {what} as {whose}: error {figure(found.fit.error)}, "
+            "rounding "
             f"{figure(found.fit.expected)}; the best single rank: {figure(found.alone)}"
         )
     else:
         proof.append(
-            f"no single rank is a state (best error {figure(found.alone)}), and the mean over ranks lies between "
+            f"no single rank is a state (best error {figure(found.alone)}), and the mean over ranks lies "
+            "between "
             f"depth {found.depths[0] - 1} and {found.depths[0]} in every row"
         )
-        proof.append("whether the attention or the MLP is not summed, a capture with '--sites aux,layer,mid' tells")
+        proof.append(
+            "whether the attention or the MLP is not summed, a capture with '--sites aux,layer,mid' tells"
+        )
     if found.over < len(found.members):
-        proof.append(f"{len(found.members)} ranks hold {found.over} different parts: one of two groups was summed")
+        proof.append(
+            f"{len(found.members)} ranks hold {found.over} different parts: one of two groups was summed"
+        )
     if not found.stream:
         proof.append("each rank's part of the draft is fed that rank's own rows")
     return proof
@@ -122,11 +133,13 @@ def _steps(found: PartialSum) -> list[str]:
     at = f"the {what} of layer {layer}" if what != "layer" else f"layer {layer}"
     if found.stream:
         return [
-            f"Look for the missing all-reduce after {at} (RowParallelLinear with reduce_results=False, or a fused "
+            f"Look for the missing all-reduce after {at} (RowParallelLinear with reduce_results=False, or a "
+            "fused "
             "all-reduce that did not run)."
         ]
     return [
-        f"Look at the capture after {at}: it takes hidden_states + residual before the all-reduce that all-reduce "
+        f"Look at the capture after {at}: it takes hidden_states + residual before the all-reduce that "
+        "all-reduce "
         "fusion leaves to the next layer's norm. Reduce first, or take the residual after that norm.",
         "To confirm, serve with --enforce-disable-flashinfer-allreduce-fusion (SGLang 0.5.15 on), or with "
         "--tp-size 1, and compare again.",

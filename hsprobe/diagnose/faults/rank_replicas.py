@@ -26,7 +26,8 @@ EXPLANATION = Explanation(
         "rows of another pass; or a sum over ranks was not taken (HS703), which the capture cannot show."
     ),
     evidence=(
-        "Tensor by tensor the rows of one rank are compared with the same rows of the same passes on another. "
+        "Tensor by tensor the rows of one rank are compared with the same rows of the same passes on "
+        "another. "
         "After a sum over ranks both hold the same up to the order of that sum, of which the noise model "
         "allows as much as the layers since the last equal bit for bit can make. Named are the rank, the "
         "first place in the model and the rows."
@@ -59,7 +60,9 @@ def _finding(facts: RankFacts, alike: list[RankComparison]) -> Finding:
     first = left[0]
     line = first.line
     odd, right = facts.odd(alike)
-    title = f"{odd} {'does' if len(alike) == 1 or facts.undecided else 'do'} not hold{whose(facts)} what {right}"
+    title = (
+        f"{odd} {'does' if len(alike) == 1 or facts.undecided else 'do'} not hold{whose(facts)} what {right}"
+    )
     if facts.undecided:
         title = f"{odd} and {right} do not hold the same{whose(facts)}"
     else:
@@ -132,6 +135,7 @@ def _step(facts: RankFacts, found: RankComparison, first: SiteDifference) -> str
     if part:
         return f"Look at {part} on {found.member.name}: its weights, and the sum over ranks after it."
     return (
-        f"Look at what lies between the layers and {first.name} on {found.member.name}; its part of the draft "
+        f"Look at what lies between the layers and {first.name} on {found.member.name}; its part of the "
+        "draft "
         "is fed its own rows."
     )

@@ -101,6 +101,7 @@ class RankFacts:
         named: numbers of ranks whose difference other findings name.
         undecided: which of the ranks is right cannot be told.
         wrong: numbers of ranks that are known to be wrong.
+        notes: what is no fault, and worth knowing.
     """
 
     side: str
@@ -112,6 +113,7 @@ class RankFacts:
     named: set[int] = field(default_factory=set)
     undecided: bool = False
     wrong: set[int] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def several(self) -> bool:
@@ -123,7 +125,8 @@ class RankFacts:
 
     @property
     def broken_from(self) -> int | None:
-        """The place in the model from which the stream is not known to be that of all ranks; None if it is."""
+        """The place in the model from which the stream is not known to be that of all ranks; None if it "
+        "is."""
         if self.wrong and not self.undecided:
             return None
         places = [s.place for c in self.comparisons for s in c.bad if s.place is not None and s.chunk is None]

@@ -1,6 +1,7 @@
 """Sums over ranks that were never taken: the sum of all ranks is a state, and no single rank is.
 
-With g parts the mean over ranks is `state - (1 - 1/g) * term`, where the term is what the parts add up to. The
+With g parts the mean over ranks is `state - (1 - 1/g) * term`, where the term is what the parts add up to.
+The
 mean, unlike the sum, carries no rounding of the part that every rank holds whole.
 
 Shapes: n rows, H channels.

@@ -57,7 +57,9 @@ class Survey:
             held = [m for m in group if self.stacks[m.number]]
             speaker = self._speakers.get((group[0].dp, group[0].pp))
             for name in sorted({name for m in held for name in self.stacks[m.number]}):
-                holders = [m for m in [*([speaker] if speaker else []), *held] if name in self.stacks[m.number]]
+                holders = [
+                    m for m in [*([speaker] if speaker else []), *held] if name in self.stacks[m.number]
+                ]
                 chosen.setdefault(name, []).append(holders[0].number)
         stacks = stacks_of(self.trace, self.name, chosen) | self._virtual
         return open_side(self.trace, self.name, stacks, self.whole.hidden)
@@ -101,7 +103,9 @@ class Survey:
     def side_of(self, member: Member) -> Side:
         """What one rank holds by itself, with the other pipeline stages of its place."""
         chosen = [
-            m.number for m in self.members if (m.dp, m.tp) == (member.dp, member.tp) or m.number == member.number
+            m.number
+            for m in self.members
+            if (m.dp, m.tp) == (member.dp, member.tp) or m.number == member.number
         ]
         return open_side(self.trace, self.name, stacks_of(self.trace, self.name, chosen), self.whole.hidden)
 
@@ -197,7 +201,7 @@ class Survey:
         if start is None:
             return [(other, Stream(theirs, self.reference.mids, noise))]
         if start % 2:
-            # Within a layer: the stream after its attention stands for the state, the layer's input before it.
+            # Within a layer: the stream after its attention is the state, the layer's input before it.
             middle = self.reference.mids.get(start // 2)
             states = {} if middle is None else {start // 2 + 1: middle}
             return [(other, Stream({**own.states, **states}, {}, noise))] if states else []
@@ -231,7 +235,9 @@ class Survey:
     def _size(self) -> int:
         """How many ranks share a sum."""
         recorded = max((len(group) for group in groups(self.members)), default=1)
-        sizes = [rank.coords.get("attn_tp_size") or rank.coords.get("tp_size") or 1 for rank in self.trace.ranks]
+        sizes = [
+            rank.coords.get("attn_tp_size") or rank.coords.get("tp_size") or 1 for rank in self.trace.ranks
+        ]
         arguments = self.trace.provenance.get("server_args")
         said = arguments.get("tp_size") if isinstance(arguments, dict) else None
         return max(recorded, *sizes, said if isinstance(said, int) and 0 < said < 1 << 16 else 1)

@@ -1,4 +1,5 @@
-"""Findings of a comparison in which the capture has several ranks: of the rank that speaks for all, and of others."""
+"""Findings of a comparison in which the capture has several ranks: of the rank that speaks for all, and of "
+"others."""
 
 from __future__ import annotations
 
@@ -72,16 +73,15 @@ def judged(
 
 @dataclass
 class _Apart:
-    """Ranks that are equal to one another but not to the others of their group, each class judged by itself."""
+    """Ranks that are equal to one another but not to the others of their group, each class judged by "
+    "itself."""
 
     members: list[Member]
     evidence: Evidence | None
     findings: list[Finding]
 
 
-def _group(
-    survey: Survey, group: list[list[Member]], facts: RankFacts, gather: Gather
-) -> list[_Apart]:
+def _group(survey: Survey, group: list[list[Member]], facts: RankFacts, gather: Gather) -> list[_Apart]:
     """The findings of each class of equal ranks; the best of them is made to speak."""
     found = [_of_rank(survey, members, gather) for members in group]
     best = min(found, key=lambda one: (bool(one.findings), -len(one.members), one.members[0].number))

@@ -15,7 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from hsprobe.compare.coverage import Coverage
 from hsprobe.diagnose.consistency import Comparison, SelfReport
 from hsprobe.diagnose.draft.model import DraftFindings
-from hsprobe.diagnose.model import ChunkLine, Divergence, Finding, LayerLine, SideSummary
+from hsprobe.diagnose.model import ChunkLine, Divergence, Finding, LayerLine, Ranks, SideSummary
 
 NAME = "report.schema.json"
 
@@ -45,6 +45,7 @@ def build() -> dict[str, Any]:
         "chunks": _of(list[ChunkLine], definitions),
         "layers": _of(list[LayerLine], definitions),
         "divergence": _of(Divergence | None, definitions),
+        "ranks": _of(Ranks | None, definitions),
         "coverage": _coverage(definitions),
         "draft": _of(DraftFindings | None, definitions),
         "notes": {"type": "array", "items": {"type": "string"}},
