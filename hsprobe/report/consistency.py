@@ -19,6 +19,8 @@ from hsprobe.report import draft, json, terminal
 from hsprobe.report.strip import Strip
 
 SCHEMA_VERSION = 1
+# Of many ranks that differ, the tables of so many; all of them are in the overview.
+_MOST_RANKS = 2
 
 
 def write(report: SelfReport, stream: TextIO) -> None:
@@ -57,7 +59,8 @@ def render(report: SelfReport) -> RenderableType:
     parts: list[RenderableType] = [terminal.finding_block(found) for found in report.findings]
     if any(c.bad for c in report.comparisons if c.kind == REPEAT):
         parts.append(_strip(report.comparisons))
-    parts += [_table(c) for c in report.comparisons if c.bad]
+    bad = [c for c in report.comparisons if c.bad]
+    parts += [_table(c) for c in bad[: _MOST_RANKS if _of_ranks(report) else len(bad)]]
     if report.comparisons:
         parts.append(_overview(report.comparisons))
     parts += [*draft.tables(report.draft), Group(*tail)]

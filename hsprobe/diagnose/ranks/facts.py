@@ -154,5 +154,8 @@ class RankFacts:
         base = alike[0].against
         group = next((g for g in self.classes if any(base in one for one in g)), [])
         equal = next((one for one in group if base in one), [base])
-        swap = base.number in self.wrong and not self.wrong & {member.number for member in members}
+        numbers = {member.number for member in members}
+        swap = base.number in self.wrong and not self.wrong & numbers
+        if not self.wrong & {base.number, *numbers}:
+            swap = len(equal) < len(members)
         return (names(equal), names(members)) if swap else (names(members), names(equal))

@@ -153,7 +153,8 @@ def equal_ranks(
     left after them stands alone.
 
     Returns:
-        The classes, in the order of their first members, and every comparison that was made.
+        The classes, in the order of their first members, and the comparisons with the first of all, and of
+        equal ranks with the one that speaks for them.
     """
     waiting, classes, made = list(group), [], []
     for _ in range(_ROUNDS):
@@ -161,7 +162,7 @@ def equal_ranks(
             break
         base, others = waiting[0], waiting[1:]
         found = [compare(other, base) for other in others]
-        made += found
+        made += [one for one in found if base is group[0] or not one.bad]
         equal = [one.member for one in found if not one.bad]
         classes.append([base, *equal])
         waiting = [one.member for one in found if one.bad]
