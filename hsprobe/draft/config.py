@@ -20,6 +20,7 @@ _DEFAULT_THETA = 10000.0
 _DEFAULT_POSITIONS = 2048
 _DEFAULT_EPS = 1e-6
 _MOST_BYTES = 1 << 24
+_BESIDE_SCALING = ("rope_theta", "partial_rotary_factor")
 
 
 @dataclass(frozen=True)
@@ -193,6 +194,8 @@ def _rope(given: Mapping[str, Any], head_dim: int) -> Rope:
     original = given.get("original_max_position_embeddings")
     if scaling and original:
         scaling["original_max_position_embeddings"] = original
+    if str(scaling.get("rope_type") or scaling.get("type") or "default") == "default":
+        scaling = {key: value for key, value in scaling.items() if key in _BESIDE_SCALING}
     base = scaling.pop("rope_theta", None) or given.get("rope_theta") or _DEFAULT_THETA
     partial = float(scaling.pop("partial_rotary_factor", None) or given.get("partial_rotary_factor", 1.0))
     limit = int(given.get("max_position_embeddings", _DEFAULT_POSITIONS))

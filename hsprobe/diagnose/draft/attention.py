@@ -95,6 +95,8 @@ def _served_rope(own: Rope, served: Mapping[str, Any]) -> Rope | None:
     scaling = served.get("rope_parameters") or served.get("rope_scaling")
     scaling = dict(scaling) if isinstance(scaling, dict) else {}
     base = scaling.pop("rope_theta", None) or served.get("rope_theta")
+    if str(scaling.get("rope_type") or scaling.get("type") or "default") == "default":
+        scaling = {}
     limit = served.get("max_position_embeddings")
     try:
         return replace(own, base=float(base or own.base), scaling=scaling, limit=int(limit or own.limit))
@@ -162,7 +164,7 @@ def _limits(material: Material, bad: Ints, fine: Ints) -> Iterator[Hypothesis]:
     first = int(slot[bad].min())
     last = max((int(s) for s in slot[fine] if s < first), default=first - 1)
     for limit in [first, *range(first - 1, max(last, first - _NEAR_LIMITS), -1)]:
-        if limit < 1:
+        if limit < 2:
             continue
         for words, positions in (
             ("stay at the last one", np.minimum(slot, limit - 1)),

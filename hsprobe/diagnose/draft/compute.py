@@ -172,11 +172,12 @@ class Computer:
 
 def _attended(computer: Computer, index: Ints) -> Tensor:
     """The attention of rows over the keys that each sees, before o_proj. -> [n, N*D]"""
-    keys = np.unique(
-        np.concatenate([index, *(computer.seen[int(i)] for i in index), *_substitutes(computer)])
-    )
-    keys = keys[keys >= 0]
     ref, rows = computer.variant.ref, computer.material.rows
+    needed = [index, *(computer.seen[int(i)] for i in index), *_substitutes(computer)]
+    if not computer.variant.attending.causal:
+        needed += [np.arange(int(i), int(rows.last[i])) for i in index]
+    keys = np.unique(np.concatenate(needed))
+    keys = keys[keys >= 0]
     how, config = computer.variant.attending, ref.config
     qkv = computer.get("draft.qkv", keys)
     q, k, v = qkv.split([config.heads * config.head_dim] + [config.kv_heads * config.head_dim] * 2, dim=-1)

@@ -8,8 +8,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from hsprobe.compare.noise import ROW_ALLOWANCE, expected_error
+from hsprobe.compare.statistics import channel_scale, row_errors
 from hsprobe.diagnose.draft.hypotheses import SHIFTS, TOKEN_STEP
-from hsprobe.diagnose.draft.material import Material
+from hsprobe.diagnose.draft.material import Mask, Material
 from hsprobe.diagnose.draft.model import Verdict
 from hsprobe.diagnose.naming import phase_name, plural
 from hsprobe.draft.timeline import Ints
@@ -17,6 +19,7 @@ from hsprobe.draft.timeline import Ints
 # Shares of rows: most that may stray from a rule that holds, and least for a rule to be the one.
 _STRAY, _RULE = 0.01, 0.98
 _MOST = 4096
+_UNSURE = 0.8
 
 
 def tokens_fed(material: Material) -> list[Verdict]:
@@ -129,6 +132,58 @@ def fc_passed_by(material: Material, watched: bool) -> list[Verdict]:
             rows=len(fed),
         )
     ]
+
+
+def table_passed_over(material: Material) -> list[Verdict]:
+    """Whether the checkpoint holds an embedding of its own, other than the target's, which SGLang shares."""
+    own, shared = material.ref.own_embedding, material.ref.embedding
+    tokens = torch.from_numpy(np.unique(material.rows.token.clip(0, len(shared) - 1)))
+    if own is None or material.ref.config.own_embedding or own.shape[1] != shared.shape[1]:
+        return []
+    tokens = tokens[tokens < len(own)]
+    ours, theirs = own[tokens].float().numpy(), shared[tokens].float().numpy()
+    errors = row_errors(ours, theirs, channel_scale(theirs))
+    differ = int((errors > ROW_ALLOWANCE * expected_error("bfloat16", 0)).sum())
+    if not differ:
+        return []
+    return [
+        Verdict(
+            "embed",
+            "draft.embed",
+            "the draft is given the target's token embedding; its checkpoint holds another of its own",
+            steps=[
+                "SGLang shares the target's table with an EAGLE-3 draft and passes the checkpoint's over: "
+                "train with the target's, or make sure that the draft did not learn with its own."
+            ],
+            proof=[f"{differ} of {len(tokens)} tokens that were fed have another vector in the checkpoint"],
+            agree=differ,
+            rows=len(tokens),
+            confidence=_UNSURE,
+        )
+    ]
+
+
+def other_table(material: Material, index: Ints, differs: Mask) -> Verdict | None:
+    """Whether rows of one token hold one vector, as those of any table do, though it is not a known one."""
+    states = material.read("draft.embed", index).numpy()
+    tokens = material.rows.token[index]
+    order = np.argsort(tokens, kind="stable")
+    twins = np.flatnonzero(tokens[order][1:] == tokens[order][:-1])
+    if not len(twins) or not np.array_equal(states[order[twins]], states[order[twins + 1]]):
+        return None
+    wrong = tokens[differs]
+    return Verdict(
+        "embed",
+        "draft.embed",
+        "the draft's token embedding is neither the target's table nor the checkpoint's",
+        steps=["Tie it to the target's (set_embed), or find out which table it is."],
+        proof=[
+            f"{len(np.unique(wrong))} of {len(np.unique(tokens))} tokens have another vector, the same "
+            "in all rows of a token: it is a table, of other values"
+        ],
+        agree=int(differs.sum()),
+        rows=len(index),
+    )
 
 
 def vocabulary(material: Material) -> list[Verdict]:

@@ -47,9 +47,9 @@ def examine(trace: Trace, draft: Path | str, target: Path | str | None = None) -
     with torch.no_grad():
         ref = load(target, draft)
         material = Material.of(trace, ref)
-        if material is None or not len(material.rows):
+        if material is None or not len(material.rows) or not material.stored:
             raise HsprobeError(
-                f"{trace.path} holds no rows of a draft to compare with {draft}.",
+                f"{trace.path} holds no stage of a draft to compare with {draft}.",
                 "Capture from a server that speculates, with the draft's sites ('--sites draft').",
             )
         return _Examiner(trace, material, _rope(target)).run(
@@ -87,6 +87,8 @@ class _Examiner:
         for site in SITES:
             if site in material.stored:
                 self._site(site, sample, trier)
+        if not any(verdict.kind == "embed" for verdict in self.verdicts):
+            self.verdicts += direct.table_passed_over(material)
         lines, verdicts = recycle.recycled(material)
         self.lines += lines
         self.verdicts += verdicts
@@ -155,8 +157,12 @@ class _Examiner:
         found = trier.verdict(stage, errors, tries)
         if found is None:
             found = self._in_one_phase(stage, errors, tries, trier)
+        if found is None and stage.site == "draft.embed":
+            found = direct.other_table(self.material, stage.index, errors.over)
         if found is None:
             found = linear.verdict(stage, errors, between, trier)
+        if found is None:
+            found = linear.gain(stage, errors, between, trier)
         return found or _unexplained(stage, errors)
 
     def _in_one_phase(self, stage: Stage, errors: Errors, tries: Any, trier: Trier) -> Verdict | None:

@@ -107,7 +107,7 @@ def _unit(plain: Variant, ref: object, what: str) -> Hypothesis:
     variant = replace(plain, ref=ref)  # type: ignore[arg-type]
     return Hypothesis(
         "weights",
-        f"{what} is applied with a gain of one: its weight was not loaded",
+        f"{what}: a gain of one is applied, so the weight was not loaded",
         variant,
         steps=[
             "Look at the weight's name in the checkpoint: SGLang passes over names that it does not know."

@@ -119,8 +119,8 @@ def _candidates(given: _Given, right: str) -> Iterator[_Candidate]:
     order = "before" if normed else "after"
     now, then = str(not normed).lower(), str(normed).lower()
     yield _Candidate(
-        f"each step is given the state {order} the draft's norm; it was trained on that "
-        f"{'after' if normed else 'before'} it",
+        f"each step is given the state {order} the draft's norm; training gave it the one "
+        f"{'after' if normed else 'before'}",
         lambda: given.against("draft.layer" if normed else "draft.final", after),
         f"norm_output: {now}  ->  {then}",
     )

@@ -192,6 +192,10 @@ class Trier:
         return float(middle) if np.isfinite(middle) else float("inf")
 
 
+def _brief(one: Hypothesis) -> str:
+    return one.title.split(", its checkpoint")[0]
+
+
 def _spread(rows: Ints, count: int) -> Ints:
     if len(rows) <= count:
         return rows
@@ -204,20 +208,20 @@ def _verdict(stage: Stage, errors: Errors, right: Sequence[Tried], wrong: Sequen
     one = best.hypothesis
     others = [other for other in right[1:] if other.hypothesis.title != one.title]
     second = min(wrong, key=lambda t: t.quick, default=None)
+    over = errors.over
+    before = float(np.median(errors.values[over])) if over.any() else errors.median
     proof = [
-        f"{stage.name}: error {figure(errors.median)} against the checkpoint, {figure(best.full.median)} so; "
+        f"{stage.name}: error {figure(before)} against the checkpoint, {figure(best.full.median)} so; "
         f"expected {figure(stage.expected)} or less"
     ]
     confidence = 1.0
     if second is not None and np.isfinite(second.quick):
-        proof.append(
-            f"next best of {len(right) + len(wrong)} tried: {second.hypothesis.title}: {figure(second.quick)}"
-        )
+        tried = len(right) + len(wrong)
+        proof.append(f"next best of {tried} tried: {_brief(second.hypothesis)}: {figure(second.quick)}")
         confidence = _SURE if second.quick < _APART * best.full.expected else 1.0
     if others:
         proof.append(f"cannot be told from: {others[0].hypothesis.title}")
         confidence = _SURE
-    over = errors.over
     if len(np.unique(stage.phase)) > 1:
         shares = (
             f"{phase_name(int(p))} {int(over[stage.phase == p].sum())}/{int((stage.phase == p).sum())}"
@@ -233,7 +237,7 @@ def _verdict(stage: Stage, errors: Errors, right: Sequence[Tried], wrong: Sequen
         list(one.steps),
         proof,
         best.full.median,
-        errors.median,
+        before,
         None if second is None else second.quick,
         count - min(count, int(best.full.over.sum())),
         count,
