@@ -177,6 +177,10 @@ class RequestLog:
         self.prompt_len = len(ids)
         self._prompt_known = True
 
+    def set_answer(self, ids: Sequence[int]) -> None:
+        """What was generated for the request, as the server held it when it had ended."""
+        self._commit(self.prompt_len, list(ids))
+
     def see(self, phase: Phase, block: Block) -> None:
         """A pass of the target over tokens of this request."""
         if block.start < 0:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from hsprobe.capture.rows import Ints, PassRows, RequestLog
+from hsprobe.trace.blocks import Expander
 from hsprobe.trace.schema import COORDS, HEALTH_CHECK_PREFIX, LAYERS, NOT_JOINED, SIZES, Model
 from hsprobe.trace.spool import Record, SpoolReader
 
-MALFORMED = (ValueError, KeyError, TypeError, OverflowError)
+MALFORMED = (ValueError, KeyError, TypeError, IndexError, OverflowError)
 """What a malformed record raises when it is taken apart."""
+RANGES_SHOWN = 8
 _SETTLED = ("idle", "bye")
 # Passes of a server that was started anew must not look like those of the one before.
 _RUN = 1 << 40
@@ -27,6 +29,27 @@ class Gap:
     site: str | None = None
     depth: int | str | None = None
     number: int | None = None
+
+
+@dataclass
+class Missing:
+    """Passes left out for one reason."""
+
+    passes: int = 0
+    ranges: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(self, header: dict[str, Any]) -> None:
+        """Add what one record says."""
+        self.passes += int(header["passes"])
+        self.ranges += [(int(first), int(last)) for first, last in header["ranges"]]
+
+    def gap(self, reason: str) -> Gap:
+        """As one gap, which names the passes as far as they were listed."""
+        named = [f"{first}" if first == last else f"{first}-{last}" for first, last in self.ranges]
+        more = ", ..." if len(named) > RANGES_SHOWN else ""
+        which = ", ".join(named[:RANGES_SHOWN]) + more
+        text = f"{self.passes} {'pass' if self.passes == 1 else 'passes'} not recorded ({which}): {reason}"
+        return Gap(text, number=self.ranges[0][0] if self.ranges else None)
 
 
 @dataclass
@@ -58,6 +81,8 @@ class Segment:
     torn: bool = False
     row_of: dict[int, Ints] = field(default_factory=dict)
     not_joined: set[int] = field(default_factory=set)
+    missing: dict[str, Missing] = field(default_factory=dict)
+    _expander: Expander = field(default_factory=Expander)
 
     @property
     def coords(self) -> dict[str, int]:
@@ -72,15 +97,27 @@ class Segment:
         return self.passes[number].nth + self.run * _RUN
 
     def records(self) -> Iterator[Record]:
-        """Its records, read again."""
+        """Its records, read again, those of graphs taken apart."""
+        expander = Expander()
         for record in SpoolReader(self.path, self.start):
             if record.end > self.end:
                 return
-            yield record
+            try:
+                yield from expander.expand(record)
+            except MALFORMED:
+                continue  # the first reading has noted it
 
-    def take(self, record: Record) -> None:
+    def read(self, record: Record) -> None:
         """Note one record of the first reading."""
         self.end = record.end
+        try:
+            for one in self._expander.expand(record):
+                self.take(one)
+        except MALFORMED as error:
+            self.gaps.append(Gap(f"a {record.kind} record is malformed: {error}"))
+
+    def take(self, record: Record) -> None:
+        """Note one ordinary record."""
         if record.kind in ("pass", "tensor"):
             self.finished = False
         elif record.kind in _SETTLED:
@@ -93,8 +130,12 @@ class Segment:
             elif record.kind == "padding":
                 number = record.header["pass"]
                 self.passes[number] = self.passes[number].padded(int(record.header["rows"]))
+            elif record.kind == "finished":
+                self._log(str(record.header["rid"])).set_answer([int(i) for i in record.header["output_ids"]])
             elif record.kind == "gap":
                 self.gaps.append(_gap(record.header))
+            elif record.kind == "missing":
+                self.missing.setdefault(str(record.header["reason"]), Missing()).add(record.header)
         except MALFORMED as error:
             self.gaps.append(Gap(f"a {record.kind} record is malformed: {error}"))
 
@@ -114,6 +155,7 @@ class Segment:
     def close(self, torn: bool) -> None:
         """There is no further record."""
         self.torn = torn
+        self.gaps += [missing.gap(reason) for reason, missing in self.missing.items()]
         last = max(self.passes, default=None)
         if torn:
             self.gaps.append(
@@ -141,7 +183,7 @@ def read_segments(path: Path, start: int) -> list[Segment]:
                 segments.append(segment)
             segment.hello = record.header
             begun = True
-        segment.take(record)
+        segment.read(record)
     segment.close(reader.torn)
     return segments
 

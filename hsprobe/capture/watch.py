@@ -18,6 +18,7 @@ from hsprobe.compare.direct import Lane
 from hsprobe.compare.stack import Stack, stacks_of
 from hsprobe.compare.statistics import ErrorStats, Floats, row_errors
 from hsprobe.trace import schema
+from hsprobe.trace.blocks import Expander
 from hsprobe.trace.context import START, extend
 from hsprobe.trace.place import owner_runs
 from hsprobe.trace.reader import Trace
@@ -134,14 +135,16 @@ class _Rank:
         self._reader, self._tally, self._reference = reader, tally, reference
         self._requests: dict[str, Request] = {}
         self._contexts: dict[int, np.ndarray] = {}
+        self._expander = Expander()
         self.ended = False
 
     def read(self) -> None:
         for record in self._reader:
             self.ended = record.kind == "bye"
             try:
-                self._take(record)
-            except (ValueError, KeyError, TypeError) as error:
+                for one in self._expander.expand(record):
+                    self._take(one)
+            except (ValueError, KeyError, TypeError, IndexError) as error:
                 self._tally.gaps[f"a {record.kind} record cannot be read: {error}"] += 1
 
     def _take(self, record: Record) -> None:
@@ -155,6 +158,9 @@ class _Rank:
             self._contexts[number] = np.concatenate([self._contexts[number], more])
         elif record.kind == "gap":
             self._tally.gaps[str(record.header.get("reason", "no reason given"))] += 1
+        elif record.kind == "missing":
+            reason = f"passes not recorded: {record.header['reason']}"
+            self._tally.gaps[reason] += int(record.header["passes"])
 
     def _pass(self, found: PassRows) -> None:
         kind = (found.model.name.lower(), found.phase.name.lower().replace("_", " "))

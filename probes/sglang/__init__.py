@@ -7,7 +7,7 @@ processes. It does nothing, and imports nothing, unless ``HSPROBE_CAPTURE`` is s
 import os
 import sys
 
-SUPPORTED = ("0.5.23",)
+SUPPORTED = ("0.5.15.post1", "0.5.23")
 
 
 def activate() -> None:

@@ -3,17 +3,15 @@
 import logging
 from typing import Any
 
+from hsprobe.probes.sglang import places
 from hsprobe.probes.sglang.draft import DraftProbe
 from hsprobe.probes.sglang.layer import LayerProbe
 from hsprobe.probes.sglang.logits import LogitsProbe
+from hsprobe.probes.sglang.norms import NormProbe
 from hsprobe.probes.sglang.recorder import Recorder
 from hsprobe.probes.sglang.settings import from_environment
 
 logger = logging.getLogger("hsprobe")
-
-LOAD_MODEL = "sglang.srt.model_executor.model_runner.ModelRunner.load_model"
-FORWARD = "sglang.srt.model_executor.model_runner.ModelRunner.forward"
-RUN_BATCH = "sglang.srt.managers.scheduler.Scheduler.run_batch"
 
 
 def install() -> None:
@@ -30,7 +28,7 @@ def install() -> None:
             sglang.__version__,
         )
     recorder = Recorder(from_environment())
-    layer = LayerProbe(recorder)
+    layer = LayerProbe(recorder) if places.residual_stream() else NormProbe(recorder)
     probes = (layer, LogitsProbe(recorder), DraftProbe(recorder))
 
     def loaded(result: Any, runner: Any, *_: Any, **__: Any) -> None:
@@ -38,18 +36,34 @@ def install() -> None:
         for probe in probes:
             recorder.guard(type(probe).__name__, lambda probe=probe: probe.attach(runner))  # type: ignore[misc]
 
-    def forward(original: Any, runner: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        recorder.guard("pass", lambda: recorder.begin(runner, batch))
+    def around(
+        original: Any, runner: Any, batch: Any, args: Any, kwargs: Any, *, with_ids: bool = True
+    ) -> Any:
+        recorder.guard("pass", lambda: recorder.begin(runner, batch, with_ids=with_ids))
         try:
-            return original(runner, batch, *args, **kwargs)
+            return original(*args, **kwargs)
         finally:
             recorder.end()
 
-    def run_batch(*args: Any, **_: Any) -> None:
-        recorder.guard("request", lambda: recorder.requests(args[1].reqs))
+    def forward(original: Any, runner: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        return around(original, runner, batch, (runner, batch, *args), kwargs)
 
-    HookRegistry.register(LOAD_MODEL, loaded, HookType.AFTER)
-    HookRegistry.register(FORWARD, forward, HookType.AROUND)
-    HookRegistry.register(RUN_BATCH, run_batch, HookType.BEFORE)
+    def execute(original: Any, graphs: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        # A draft's decode graph makes its own token ids, step by step.
+        with_ids = batch.forward_mode.name != "DECODE"
+        whole = (graphs, batch, *args)
+        return around(original, graphs.model_runner, batch, whole, kwargs, with_ids=with_ids)
+
+    def run_batch(*args: Any, **_: Any) -> None:
+        recorder.guard("request", lambda: recorder.step(args[1].reqs))
+
+    HookRegistry.register(places.LOAD_MODEL, loaded, HookType.AFTER)
+    HookRegistry.register(places.FORWARD, forward, HookType.AROUND)
+    HookRegistry.register(places.RUN_BATCH, run_batch, HookType.BEFORE)
+    for target in places.draft_graph_runners():
+        HookRegistry.register(target, execute, HookType.AROUND)
+    for backend in places.graph_backends():
+        HookRegistry.register(f"{backend}.capture_one", recorder.graphs.capture_one, HookType.AROUND)
+        HookRegistry.register(f"{backend}.replay", recorder.graphs.replay, HookType.AROUND)
     for target, kind, hook in layer.hooks():
         HookRegistry.register(target, hook, HookType[kind])

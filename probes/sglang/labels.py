@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hsprobe.probes.sglang.placing import NotRecordable
-from hsprobe.probes.sglang.spooling import Copy
+from hsprobe.probes.sglang.sampling import Runs, Sampling
 
 PHASES = {
     "EXTEND": "prefill",
@@ -22,7 +22,7 @@ PHASES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass
 class Pass:
     """One forward of one model on one rank.
 
@@ -34,6 +34,10 @@ class Pass:
         n_rows: rows in the batch before SGLang pads it in the forward.
         rids: the requests' ids, in batch order.
         req_rows: rows of each request; they lie one after the other.
+        ids, positions: [n_rows] the live tensors, good until the forward returns.
+        runs: the rows to record of each request; None for all rows of the pass.
+        graph: replayed from a CUDA graph. padded_rows: rows that such a graph has.
+        emitted: its record is written. short: some of it found no room.
     """
 
     number: int
@@ -44,23 +48,44 @@ class Pass:
     n_rows: int
     rids: list[str]
     req_rows: list[int]
-    ids: Copy
-    positions: Copy
+    ids: torch.Tensor | None
+    positions: torch.Tensor
+    runs: Runs | None = None
+    graph: bool = False
+    padded_rows: int = 0
+    emitted: bool = False
+    short: bool = False
 
     def header(self) -> dict[str, Any]:
-        """The pass as a spool record's header."""
+        """The pass as a spool record's header; requests without a row to record are not in it."""
+        rids, req_rows, n_rows = self.rids, self.req_rows, self.n_rows
+        if self.runs is not None:
+            kept = [(rid, last - first) for rid, (first, last) in zip(rids, self.runs, strict=True)]
+            rids = [rid for rid, rows in kept if rows]
+            req_rows = [rows for _, rows in kept if rows]
+            n_rows = sum(req_rows)
         return {
             "pass": self.number,
             "nth": self.nth,
             "model": "draft" if self.is_draft else "target",
             "phase": self.phase,
             "mode": self.mode,
-            "n_rows": self.n_rows,
-            "rids": self.rids,
-            "req_rows": self.req_rows,
+            "n_rows": n_rows,
+            "rids": rids,
+            "req_rows": req_rows,
             "time": time.time(),
-            "graph": False,
+            "graph": self.graph,
         }
+
+    def runs_of(self, rows: Any) -> Runs:
+        """Rows to record, as [first, last) runs, of a tensor with all rows of the pass, or the "last"."""
+        if rows == "last":
+            kept = range(len(self.rids)) if self.runs is None else self._requests_kept()
+            return [(i, i + 1) for i in kept] if self.runs is not None else [(0, len(self.rids))]
+        return [(0, self.n_rows)] if self.runs is None else self.runs
+
+    def _requests_kept(self) -> list[int]:
+        return [i for i, (first, last) in enumerate(self.runs or ()) if first < last]
 
 
 def _rows_per_request(batch: Any, phase: str, n_rows: int, n_requests: int) -> list[int]:
@@ -69,15 +94,17 @@ def _rows_per_request(batch: Any, phase: str, n_rows: int, n_requests: int) -> l
     return [n_rows // n_requests] * n_requests
 
 
-def read_pass(number: int, nth: int, runner: Any, batch: Any) -> Pass | None:
-    """Label a pass (see `Pass` for its numbers), or ``None`` for one without rows.
+def read_pass(
+    number: int, nth: int, runner: Any, batch: Any, sampling: Sampling | None = None
+) -> Pass | None:
+    """Label a pass (see `Pass` for its numbers), or ``None`` for one without rows to record.
 
     Raises:
         NotRecordable: the batch is of a kind that hsprobe does not know.
     """
     mode = batch.forward_mode.name
     rids = [str(rid) for rid in batch.rids or ()]
-    n_rows = int(batch.input_ids.shape[0])
+    n_rows = int(batch.positions.shape[0])
     if mode == "IDLE" or not rids or n_rows == 0:
         return None
     if mode not in PHASES:
@@ -86,6 +113,10 @@ def read_pass(number: int, nth: int, runner: Any, batch: Any) -> Pass | None:
     phase = PHASES[mode]
     if is_draft and phase == "decode":
         phase = "draft_decode"
+    req_rows = _rows_per_request(batch, phase, n_rows, len(rids))
+    runs = None if sampling is None else sampling.choose(phase, rids, req_rows)
+    if runs is not None and all(first == last for first, last in runs):
+        return None
     return Pass(
         number=number,
         nth=nth,
@@ -94,7 +125,8 @@ def read_pass(number: int, nth: int, runner: Any, batch: Any) -> Pass | None:
         mode="NULL" if batch.capture_hidden_mode is None else batch.capture_hidden_mode.name,
         n_rows=n_rows,
         rids=rids,
-        req_rows=_rows_per_request(batch, phase, n_rows, len(rids)),
-        ids=Copy(batch.input_ids.to(torch.int64)),
-        positions=Copy(batch.positions.to(torch.int64)),
+        req_rows=req_rows,
+        ids=batch.input_ids,
+        positions=batch.positions,
+        runs=runs,
     )

@@ -12,6 +12,7 @@ import torch
 from hsprobe.probes.sglang.labels import Pass
 from hsprobe.probes.sglang.provenance import captured_depths
 from hsprobe.probes.sglang.recorder import Recorder
+from hsprobe.probes.sglang.tape import Tape
 
 PARAMETERS = ("input_ids", "hidden_states", "lm_head", "logits_metadata", "aux_hidden_states")
 
@@ -38,11 +39,20 @@ class LogitsProbe:
         if processor is None:
             raise LookupError(f"{type(runner.model).__name__} has no logits processor")
         if runner.is_draft_worker:
+            processor.register_forward_pre_hook(self._label, with_kwargs=True)
             processor.register_forward_hook(self._draft_done)
             return
         self._target = runner.model
+        processor.register_forward_pre_hook(self._label, with_kwargs=True)
         processor.register_forward_pre_hook(self._entered, with_kwargs=True)
         processor.register_forward_hook(self._done)
+
+    def _label(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        """Inside a graph every model passes here, with the token ids and positions of its rows."""
+        positions = getattr(_argument("logits_metadata", args, kwargs), "positions", None)
+        if positions is not None:
+            ids = _argument("input_ids", args, kwargs)
+            self._recorder.guard("graphs", lambda: self._recorder.labels(ids, positions))
 
     def _entered(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         labelled = self._recorder.current(draft=False)
@@ -59,14 +69,13 @@ class LogitsProbe:
                 lambda: self._recorder.take(labelled, name, hidden_TH, site=name, depth="final"),
             )
 
-    def _take_aux(self, labelled: Pass, aux: torch.Tensor | Sequence[torch.Tensor] | None) -> None:
+    def _take_aux(self, labelled: Pass | Tape, aux: torch.Tensor | Sequence[torch.Tensor] | None) -> None:
         if aux is None or len(aux) == 0:
             return
         if self._depths is None and self._target is not None:
             self._depths = captured_depths(self._target)
-        aux_TKH = aux if isinstance(aux, torch.Tensor) else torch.cat(list(aux), dim=-1)
         chunks = len(self._depths) if self._depths else (1 if isinstance(aux, torch.Tensor) else len(aux))
-        self._recorder.take(labelled, "aux", aux_TKH, site="aux", depths=self._depths, chunks=chunks)
+        self._recorder.take(labelled, "aux", aux, site="aux", depths=self._depths, chunks=chunks)
 
     def _done(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         labelled = self._recorder.current(draft=False)

@@ -2,16 +2,25 @@
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from hsprobe.probes.sglang.graphs import Graphs
 from hsprobe.probes.sglang.labels import Pass, read_pass
 from hsprobe.probes.sglang.placing import Extent, NotRecordable, Placed, place
+from hsprobe.probes.sglang.pressure import Pressure
+from hsprobe.probes.sglang.requests import Requests
+from hsprobe.probes.sglang.ring import Ring
+from hsprobe.probes.sglang.sampling import Runs
 from hsprobe.probes.sglang.settings import Settings
-from hsprobe.probes.sglang.spooling import Copy, Spooler
+from hsprobe.probes.sglang.spooling import Piece, Spooler
+from hsprobe.probes.sglang.staging import Stage
+from hsprobe.probes.sglang.tape import Tape
 from hsprobe.trace.place import ARMED, directory_for_port, make_private, remove_leftovers
 
 logger = logging.getLogger("hsprobe")
@@ -21,23 +30,38 @@ class Recorder:
     """One a process. Records only while a file named ``armed`` lies in the spool folder.
 
     A process whose rank was not asked for opens no spool.
+
+    Attributes:
+        stage: takes the copies; None before the first pass.
+        under_way: the pass being recorded, None between passes and where none is to be recorded.
+        sampling: what the armed capture is to record.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.sampling = settings.sampling
         self.runners: list[Any] = []
         self.disarmed: dict[str, str] = {}
-        self._current: Pass | None = None
+        self.under_way: Pass | None = None
+        self.stage: Stage | None = None
+        self.graphs = Graphs(self, settings.device_memory)
+        self._tape: Tape | None = None
         self._batch: Any = None
         self._sliced = False
         self._padding = 0
         self._count = 0
         self._nth = {False: 0, True: 0}
         self._place: dict[str, int] = {}
-        self._known_requests: set[str] = set()
-        self._spooler: Spooler | None = None
-        self._armed_file: Path | None = None
+        self._steps = 0
+        self._requests = Requests()
+        self._layouts: set[int] = set()
+        self._early_gaps: dict[str, None] = {}
+        self._armed_path = ""
         self._armed = False
+        self._recording = False
+        self._left_out: str | None = None
+
+    # What became of things that went wrong
 
     def guard(self, site: str, act: Callable[[], None]) -> None:
         """Run a probe's code; a failure disarms the site, is logged once and recorded as a gap."""
@@ -55,43 +79,130 @@ class Recorder:
 
     def gap(self, site: str | None, reason: str, depth: int | None = None) -> None:
         """Record that something was not recorded, and why."""
-        if self._spooler is not None:
-            number = self._current.number if self._current else None
-            self._spooler.put("gap", {"pass": number, "site": site, "depth": depth, "reason": reason})
+        if self.stage is not None:
+            number = self.under_way.number if self.under_way else None
+            header = {"pass": number, "site": site, "depth": depth, "reason": reason}
+            self.stage.spooler.put("gap", header)
 
-    def begin(self, runner: Any, batch: Any) -> None:
-        """A model's forward is about to run."""
+    def remember_gap(self, reason: str) -> None:
+        """A gap that was known before there was a spool, and that holds for every capture."""
+        self._early_gaps[reason] = None
+
+    def no_room(self, current: Pass, size: int) -> None:
+        """A pass, or what remains of it, is left out for want of room."""
+        if current.short or self.stage is None:
+            return
+        current.short = True
+        budget = self.settings.memory >> 20
+        if self.stage.ring.fits(size):
+            reason = f"the writer fell behind, and {budget} MiB of memory were full (HSPROBE_MEMORY)"
+        else:
+            reason = f"a copy of {size >> 20} MiB is more than the {budget} MiB of memory (HSPROBE_MEMORY)"
+        self.stage.ledger.add(reason, current.number)
+
+    # The order of events
+
+    def step(self, requests: Sequence[Any]) -> None:
+        """The scheduler is about to run a batch of these requests (SGLang's ``Req``)."""
+        if not self._place:
+            if not self.runners:
+                return
+            self._open(self.runners[0])
+        if self.stage is None:
+            return
+        armed = os.access(self._armed_path, os.F_OK)
+        if armed != self._armed:
+            self._arm(armed)
+        self._recording = armed
+        if not armed:
+            return
+        self._steps += 1
+        self._left_out = self._reason_to_leave_out(requests)
+        self._recording = self._left_out is None and self.stage.spooler.stopped is None
+        prompts = self._requests.prompts(requests, self.sampling)
+        for header in prompts:
+            self.stage.spooler.put("request", header)
+
+    def _reason_to_leave_out(self, requests: Sequence[Any]) -> str | None:
+        assert self.stage is not None
+        ring, every = self.stage.ring, self.sampling.every
+        if (self._steps - 1) % every:
+            return f"only every {every}th step was to be recorded (HSPROBE_EVERY)"
+        if not self.sampling.wants_any([request.rid for request in requests]):
+            return f"only requests {self.sampling.requests} were to be recorded (HSPROBE_REQUESTS)"
+        if not self.stage.pressure.wants((self._steps - 1) // every, ring.used / ring.capacity):
+            return "fewer steps were recorded until the writer had caught up (HSPROBE_ON_PRESSURE=sample)"
+        return None
+
+    def begin(self, runner: Any, batch: Any, *, with_ids: bool = True) -> None:
+        """A model's forward is about to run; `with_ids`: on the batch's own token ids."""
+        if self._tape is not None:
+            self._in_graph(runner, batch)
+            return
         is_draft = bool(runner.is_draft_worker)
         self._count += 1
         self._nth[is_draft] += 1
-        self._current, self._batch, self._sliced, self._padding = None, batch, False, 0
-        if not self._place:
-            self._open(runner)
-        was_armed, self._armed = self._armed, self._armed_file is not None and self._armed_file.exists()
-        if not self._armed:
+        if not self._recording or self.stage is None:
+            if self._armed and self._left_out is not None and self.stage is not None and batch.rids:
+                asked = "to be recorded" in self._left_out
+                self.stage.ledger.add(self._left_out, self._count, asked=asked)
             return
-        if not was_armed:
-            for site, reason in self.disarmed.items():
-                self.gap(site, reason)
-        labelled = read_pass(self._count, self._nth[is_draft], runner, batch)
-        if labelled is not None and self._spooler is not None:
-            self._current = labelled
-            self._spooler.put("pass", labelled.header(), (labelled.ids, labelled.positions))
+        self._batch, self._sliced, self._padding = batch, False, 0
+        self.under_way = read_pass(self._count, self._nth[is_draft], runner, batch, self.sampling)
+        if self.under_way is not None and not with_ids:
+            self.under_way.ids = None
+
+    def _in_graph(self, runner: Any, batch: Any) -> None:
+        if self._tape is not None and runner.is_draft_worker and batch.forward_mode.name == "DECODE":
+            self._tape.next_step("draft_decode")
 
     def end(self) -> None:
         """The model's forward has returned."""
-        self._current = self._batch = None
+        if self._tape is not None:
+            return
+        current, self.under_way, self._batch = self.under_way, None, None
+        if current is not None and self.stage is not None:
+            if not current.emitted:
+                self.emit(current)
+            self.stage.flush()
 
-    def current(self, *, draft: bool) -> Pass | None:
-        """The pass under way if it is the draft's (the target's), else ``None``."""
-        labelled = self._current
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """While SGLang runs a model to capture it, no pass is under way."""
+        current, self.under_way = self.under_way, None
+        try:
+            yield
+        finally:
+            self.under_way = current
+
+    @contextmanager
+    def taping(self, tape: Tape) -> Iterator[None]:
+        """What the probes take goes into a graph."""
+        self._tape = tape
+        try:
+            yield
+        finally:
+            self._tape = None
+
+    # What the probes use
+
+    def current(self, *, draft: bool) -> Pass | Tape | None:
+        """The pass under way if it is the draft's (the target's), the graph being captured, or ``None``."""
+        if self._tape is not None:
+            return self._tape
+        labelled = self.under_way
         return labelled if labelled is not None and labelled.is_draft == draft else None
+
+    def labels(self, ids: torch.Tensor, positions: torch.Tensor) -> None:
+        """The token ids and positions of the forward that is being captured into a graph."""
+        if self._tape is not None:
+            self._tape.labels(ids, positions)
 
     def take(
         self,
-        labelled: Pass,
+        labelled: Pass | Tape,
         name: str,
-        tensor: torch.Tensor,
+        tensor: torch.Tensor | Sequence[torch.Tensor],
         *,
         site: str,
         depth: int | str | None = None,
@@ -105,37 +216,70 @@ class Recorder:
         Args:
             labelled: the pass that computed it.
             name: the tensor's name in the trace.
-            tensor: ``[n, W]``, rows of the pass.
+            tensor: ``[n, W]``, rows of the pass. Several are laid side by side.
             scattered, last: what is known of its rows, see `placing.place`.
 
         Raises:
             NotRecordable: the tensor's rows are not rows of the pass.
         """
-        if self._spooler is None:
-            return
-        if tensor.ndim != 2:
-            raise NotRecordable(f"a tensor of shape {list(tensor.shape)} has no rows of its own")
-        if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
-            raise NotRecordable("inside a CUDA graph; start the server with --disable-cuda-graph")
-        placed = self._placed(labelled, tensor.shape[0], scattered, last)
-        if placed.is_slice and placed.count == 0:
-            return
-        copy = Copy(tensor[: placed.count])
         header = {
-            "pass": labelled.number,
-            "name": name,
             "site": site,
             "depth": depth,
             "depths": None if depths is None else list(depths),
             "chunks": chunks,
-            "dtype": copy.dtype,
-            "shape": copy.shape,
-            "rows": placed.rows,
-            "slice": placed.is_slice,
         }
-        self._spooler.put("tensor", header, (copy,))
+        parts = [tensor] if isinstance(tensor, torch.Tensor) else list(tensor)
+        if any(part.ndim != 2 for part in parts):
+            raise NotRecordable(f"a tensor of shape {list(parts[0].shape)} has no rows of its own")
+        if isinstance(labelled, Tape):
+            if scattered:
+                raise NotRecordable("in a CUDA graph, and spread over ranks")
+            labelled.put(name, parts, header, last=last)
+            return
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        placed = self._placed(labelled, whole.shape[0], scattered, last)
+        if not (placed.is_slice and placed.count == 0):
+            self._take(labelled, name, whole, header, placed)
+
+    def _take(
+        self, labelled: Pass, name: str, tensor: torch.Tensor, header: dict[str, Any], placed: Placed
+    ) -> None:
+        stage = self.stage
+        if stage is None or labelled.short:
+            return
+        if not labelled.emitted:
+            self.emit(labelled)
+        runs = self._runs(labelled, placed)
+        piece = stage.copy(tensor, runs)
+        if piece is None:
+            self.no_room(labelled, tensor.numel() * tensor.element_size())
+            return
+        n_rows = sum(last - first for first, last in runs)
+        stage.add(
+            "tensor",
+            {
+                "pass": labelled.number,
+                "name": name,
+                **header,
+                "dtype": str(tensor.dtype).removeprefix("torch."),
+                "shape": [n_rows, tensor.shape[1]],
+                "rows": placed.rows if labelled.runs is None or placed.rows == "last" else None,
+                "slice": placed.is_slice,
+            },
+            (piece,),
+        )
+
+    def _runs(self, labelled: Pass, placed: Placed) -> Runs:
+        if labelled.runs is None:
+            return [(0, placed.count)]
+        if placed.is_slice:
+            raise NotRecordable("chosen rows of a tensor that is spread over ranks")
+        return labelled.runs_of(placed.rows)
 
     def _placed(self, labelled: Pass, n: int, scattered: bool | None, last: bool) -> Placed:
+        if labelled.graph and n == labelled.padded_rows:
+            # The tail of a graph's rows is whatever an earlier pass left there.
+            return Placed(None, labelled.n_rows)
         extent = Extent(
             n_rows=labelled.n_rows,
             n_padded=self._rows_now(labelled),
@@ -152,20 +296,81 @@ class Recorder:
     def _rows_now(self, labelled: Pass) -> int:
         """Rows of the batch under way. Those beyond the labelled ones are padding, which is noted once."""
         n_padded = max(labelled.n_rows, int(self._batch.input_ids.shape[0]))
-        if n_padded - labelled.n_rows > self._padding and self._spooler is not None:
+        if n_padded - labelled.n_rows > self._padding and self.stage is not None and labelled.runs is None:
             self._padding = n_padded - labelled.n_rows
-            self._spooler.put("padding", {"pass": labelled.number, "rows": self._padding})
+            self.stage.add("padding", {"pass": labelled.number, "rows": self._padding})
         return n_padded
 
-    def requests(self, requests: Sequence[Any]) -> None:
-        """Note the prompt of each request (SGLang's ``Req``) not seen before."""
-        if self._spooler is None or self._armed_file is None or not self._armed_file.exists():
+    def emit(self, current: Pass) -> None:
+        """Queue the record of a pass, its token ids and positions with it."""
+        current.emitted = True
+        if self.stage is None or current.ids is None:
             return
-        for request in requests:
-            if request.rid not in self._known_requests:
-                self._known_requests.add(request.rid)
-                prompt = [int(token) for token in request.origin_input_ids]
-                self._spooler.put("request", {"rid": request.rid, "origin_ids": prompt})
+        pieces = []
+        for labels in (current.ids, current.positions):
+            piece = self.stage.copy(labels.to(torch.int64), current.runs_of(None))
+            if piece is None:
+                self.no_room(current, labels.numel() * 8)
+                return
+            pieces.append(piece)
+        self.stage.add("pass", current.header(), pieces)
+
+    def emit_block(self, tape: Tape, current: Pass, pieces: Sequence[Piece]) -> None:
+        """Queue what was read of a graph."""
+        assert self.stage is not None
+        if tape.number not in self._layouts:
+            self._layouts.add(tape.number)
+            self.stage.add("layout", tape.described())
+        header = {"layout": tape.number, **current.header()}
+        if tape.phase:
+            header["phase"] = tape.phase
+        if self.sampling.check:
+            header["second"] = [
+                zlib.crc32(_bytes(group.flat[: piece.size]))
+                for group, piece in zip(tape.groups, pieces, strict=True)
+            ]
+        self.stage.add("block", header, pieces)
+        if tape.labelled:
+            current.emitted = True
+            self._count += tape.steps - 1
+            self._nth[current.is_draft] += tape.steps - 1
+
+    # The spool
+
+    def _arm(self, armed: bool) -> None:
+        self._armed = armed
+        stage = self.stage
+        assert stage is not None
+        if not armed:
+            stage.spooler.on_idle = None
+            self._write_missing()
+            return
+        self._steps = 0
+        self._layouts.clear()
+        self._requests.forget()
+        self.sampling = self.settings.sampling
+        try:
+            self.sampling = self.sampling.changed(Path(self._armed_path).read_text())
+        except (OSError, ValueError) as error:
+            self.gap(None, f"what the capture asked for was not understood: {error}")
+        stage.pressure = Pressure(self.sampling.on_pressure)
+        stage.spooler.on_idle = self._idle
+        for site, reason in self.disarmed.items():
+            self.gap(site, reason)
+        for reason in self._early_gaps:
+            self.gap("graphs", reason)
+
+    def _idle(self) -> None:
+        """In the writer's thread, whenever it has written all there was."""
+        self._write_missing()
+        if self.stage is not None:
+            for header in self._requests.finished():
+                self.stage.spooler.put("finished", header)
+
+    def _write_missing(self) -> None:
+        if self.stage is not None:
+            for missing in self.stage.ledger.take():
+                self.stage.spooler.put("missing", missing.header())
 
     def _open(self, runner: Any) -> None:
         from hsprobe.probes.sglang.provenance import coordinates, describe, layers_of
@@ -180,8 +385,10 @@ class Recorder:
             remove_leftovers(directory)
         make_private(directory)
         name = "-".join(f"{axis}{self._place[axis]}" for axis in ("pp", "dp", "tp"))
-        self._armed_file = directory / ARMED
-        self._spooler = Spooler(directory / f"{name}-{os.getpid()}.spool", self.settings.max_bytes)
+        self._armed_path = str(directory / ARMED)
+        ring = Ring(self.settings.memory, pinned=torch.cuda.is_available())
+        spooler = Spooler(directory / f"{name}-{os.getpid()}.spool", self.settings.max_bytes, ring)
+        self.stage = Stage(spooler, ring, Pressure(self.sampling.on_pressure))
         asked = None if self.settings.ranks is None else sorted(self.settings.ranks)
         hello = {
             **self._place,
@@ -190,4 +397,8 @@ class Recorder:
             "pid": os.getpid(),
             "provenance": describe(self.runners, self.settings),
         }
-        self._spooler.put("hello", hello)
+        spooler.put("hello", hello)
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    return tensor.cpu().numpy().data

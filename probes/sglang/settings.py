@@ -3,8 +3,11 @@
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from hsprobe.probes.sglang import sampling
+from hsprobe.probes.sglang.sampling import Sampling
 
 SITES = (
     "embed",
@@ -25,6 +28,8 @@ SITES = (
     "draft.logits",
 )
 DEFAULT_MAX_BYTES = 16 << 30
+DEFAULT_MEMORY = 256 << 20
+DEFAULT_DEVICE_MEMORY = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -37,13 +42,20 @@ class Settings:
         depths: depths to record at the sites ``layer`` and ``mid``; ``None`` records all of them.
         max_bytes: spool size at which recording stops, in bytes, for each rank.
         ranks: the ranks that record; ``None`` means all of them.
+        memory: bytes of host memory, for each rank, for what waits to be written.
+        device_memory: bytes of device memory, for each rank, for copies made inside CUDA graphs; 0 turns
+            capture inside graphs off.
+        sampling: what to record, and what to do when the writer falls behind.
     """
 
     directory: Path | None
     sites: frozenset[str]
     depths: frozenset[int] | None
-    max_bytes: int
+    max_bytes: int = DEFAULT_MAX_BYTES
     ranks: frozenset[int] | None = None
+    memory: int = DEFAULT_MEMORY
+    device_memory: int = DEFAULT_DEVICE_MEMORY
+    sampling: Sampling = field(default_factory=Sampling)
 
     def wants(self, site: str, depth: int | None = None) -> bool:
         """Is this site (at this depth) to be recorded?"""
@@ -69,6 +81,18 @@ def parse_numbers(text: str, what: str) -> frozenset[int]:
     return frozenset(numbers)
 
 
+def parse_size(text: str) -> int:
+    """``"512M"`` as a number of bytes; K, M, G and T stand for powers of 1024.
+
+    Raises:
+        ValueError: text is not a size.
+    """
+    match = re.fullmatch(r"\s*(\d+)\s*([KMGT]?)i?B?\s*", text, re.IGNORECASE)
+    if match is None:
+        raise ValueError(f"{text!r} is not a size such as 512M or 16G")
+    return int(match[1]) << (10 * " KMGT".index(match[2].upper() or " "))
+
+
 def parse_sites(text: str) -> frozenset[str]:
     """``"aux,draft.input"`` as a set of site names; ``draft`` stands for all of the draft's.
 
@@ -85,7 +109,8 @@ def parse_sites(text: str) -> frozenset[str]:
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
-    """Read ``HSPROBE_CAPTURE`` and ``HSPROBE_SITES``, ``_DEPTHS``, ``_RANKS`` and ``_MAX_BYTES``.
+    """Read ``HSPROBE_CAPTURE`` and ``HSPROBE_SITES``, ``_DEPTHS``, ``_RANKS``, ``_MAX_BYTES``, ``_MEMORY``,
+    ``_DEVICE_MEMORY``, and what `sampling.from_environment` reads.
 
     Raises:
         ValueError: one of them cannot be understood.
@@ -97,6 +122,14 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
         directory=None if target in ("", "1") else Path(target),
         sites=parse_sites(sites) if sites else frozenset(SITES),
         depths=parse_numbers(depths, "depth") if depths else None,
-        max_bytes=int(environment.get("HSPROBE_MAX_BYTES") or DEFAULT_MAX_BYTES),
         ranks=parse_numbers(ranks, "rank") if ranks else None,
+        max_bytes=_size(environment, "HSPROBE_MAX_BYTES", DEFAULT_MAX_BYTES),
+        memory=_size(environment, "HSPROBE_MEMORY", DEFAULT_MEMORY),
+        device_memory=_size(environment, "HSPROBE_DEVICE_MEMORY", DEFAULT_DEVICE_MEMORY),
+        sampling=sampling.from_environment(environment),
     )
+
+
+def _size(environment: Mapping[str, str], name: str, default: int) -> int:
+    text = environment.get(name)
+    return parse_size(text) if text else default

@@ -1,0 +1,210 @@
+"""Capture inside CUDA graphs: each graph a second time with the probes' copies in it, read after each replay.
+
+SGLang captures each batch shape through its backend's ``capture_one`` and runs it through ``replay``
+(``model_executor/runner_backend``). hsprobe lets it capture the graph as it is, and then once more, with
+copies, under a key of its own. A pass that is to be recorded replays the second, any other pass the first,
+so a server whose probes are not armed runs exactly what it would run without them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from hsprobe.probes.sglang.labels import Pass
+from hsprobe.probes.sglang.sampling import Runs
+from hsprobe.probes.sglang.spooling import Piece
+from hsprobe.probes.sglang.tape import Group, Tape
+
+if TYPE_CHECKING:
+    from hsprobe.probes.sglang.recorder import Recorder
+
+logger = logging.getLogger("hsprobe")
+
+MARK = "hsprobe"
+SIDE_BYTES = 1 << 19
+"""Larger reads go over a stream of their own: the server's next kernels need not wait for the bus."""
+
+
+class Arena:
+    """The buffer that all graphs of one backend copy into; they never run at the same time.
+
+    Attributes:
+        busy: an event after which the buffer may be written again, None when it may be now.
+    """
+
+    def __init__(self) -> None:
+        self.memory: torch.Tensor | None = None
+        self.busy: Any = None
+        self.read: Any = None
+
+    def reserve(self, size: int, device: torch.device, grow: Callable[[int], bool]) -> torch.Tensor | None:
+        """`size` bytes; older buffers live on in the graphs that were captured with them."""
+        if self.memory is None or self.memory.numel() < size:
+            if not grow(size):
+                return None
+            self.memory = torch.empty(size, dtype=torch.uint8, device=device)
+        return self.memory
+
+
+class Graphs:
+    """All graphs of this process that hold the probes' copies.
+
+    Args:
+        recorder: what the probes hand their tensors to.
+        max_bytes: of device memory for all buffers together.
+        capturing: whether what is called now goes into a graph.
+    """
+
+    def __init__(
+        self, recorder: Recorder, max_bytes: int, capturing: Callable[[], bool] | None = None
+    ) -> None:
+        self._capturing = capturing or torch.cuda.is_current_stream_capturing
+        self._recorder = recorder
+        self._left = max_bytes
+        self._tapes: WeakKeyDictionary[Any, dict[Any, Tape]] = WeakKeyDictionary()
+        self._arenas: WeakKeyDictionary[Any, Arena] = WeakKeyDictionary()
+        self._numbers = itertools.count()
+        self._side: Any = None
+
+    def capture_one(
+        self, original: Any, backend: Any, shape_key: Any, forward: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Around the backend's ``capture_one``."""
+        tape = Tape(next(self._numbers))
+
+        def plain() -> Any:
+            if self._capturing():
+                return forward()
+            tape.begin(recording=False)
+            with self._recorder.taping(tape):
+                return forward()
+
+        with self._recorder.suspended():
+            result = original(backend, shape_key, plain, *args, **kwargs)
+            self._tapes.setdefault(backend, {})[shape_key] = tape
+            self._recorder.guard(
+                "graphs", lambda: self._capture(tape, original, backend, shape_key, forward, args, kwargs)
+            )
+        return result
+
+    def _capture(
+        self, tape: Tape, original: Any, backend: Any, shape_key: Any, forward: Any, args: Any, kwargs: Any
+    ) -> None:
+        """The same graph again, with copies."""
+        if not tape.wanted or not self._left:
+            return
+        arena = self._arenas.setdefault(backend, Arena())
+        tape.lay_out(lambda size, device: arena.reserve(size, device, self._grow))
+        if tape.left_out:
+            self._recorder.remember_gap(
+                f"graphs of {shape_key.size} rows: no room for {', '.join(sorted(tape.left_out))} within "
+                "the device memory allowed (HSPROBE_DEVICE_MEMORY)"
+            )
+        if not tape.groups:
+            return
+
+        def taped() -> Any:
+            if not self._capturing():
+                return forward()
+            tape.begin(recording=True)
+            with self._recorder.taping(tape):
+                return forward()
+
+        try:
+            original(backend, _probed(shape_key), taped, *args, **kwargs)
+        except Exception:
+            tape.groups = []
+            raise
+
+    def _grow(self, size: int) -> bool:
+        if size > self._left:
+            return False
+        self._left -= size
+        return True
+
+    def replay(self, original: Any, backend: Any, shape_key: Any, *args: Any, **kwargs: Any) -> Any:
+        """Around the backend's ``replay``."""
+        current = self._recorder.under_way
+        if current is None:
+            return original(backend, shape_key, *args, **kwargs)
+        current.graph = True
+        current.padded_rows = max(int(shape_key.size), current.padded_rows)
+        tape = self._tapes.get(backend, {}).get(shape_key)
+        if tape is None or not tape.groups:
+            if tape is None or tape.wanted:
+                self._recorder.gap("graphs", "a CUDA graph without the probes' copies ran")
+            return original(backend, shape_key, *args, **kwargs)
+        arena = self._arenas[backend]
+        if arena.busy is not None:
+            torch.cuda.current_stream().wait_event(arena.busy)
+            arena.busy = None
+        result = original(backend, _probed(shape_key), *args, **kwargs)
+        self._recorder.guard("graphs", lambda: self._read(tape, arena, current))
+        return result
+
+    def _read(self, tape: Tape, arena: Arena, current: Pass) -> None:
+        stage = self._recorder.stage
+        if stage is None:
+            return
+        if not tape.labelled:
+            self._recorder.emit(current)
+        size = sum(group.row_size * _count(runs) for group, _, runs in _in_use(tape, current))
+        if size <= SIDE_BYTES or tape.device.type != "cuda":
+            self._copy(tape, current)
+            return
+        stage.flush()
+        if self._side is None:
+            self._side = torch.cuda.Stream()
+        if arena.read is None:
+            arena.read = torch.cuda.Event()
+        self._side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._side):
+            self._copy(tape, current)
+            stage.flush()
+            arena.read.record()
+        arena.busy = arena.read
+
+    def _copy(self, tape: Tape, current: Pass) -> None:
+        """Copy the rows in use and queue the record."""
+        recorder, stage = self._recorder, self._recorder.stage
+        assert stage is not None
+        pieces: list[Piece] = []
+        for group, whole, runs in _in_use(tape, current):
+            if whole:
+                piece = stage.copy(group.flat[: runs[0][1] * group.row_size])
+            else:
+                piece = stage.copy(group.flat.view(group.rows, group.row_size), runs)
+            if piece is None:
+                recorder.no_room(current, group.row_size * _count(runs))
+                return
+            pieces.append(piece)
+        recorder.emit_block(tape, current, pieces)
+
+
+def _in_use(tape: Tape, current: Pass) -> list[tuple[Group, bool, Runs]]:
+    """Groups, whether their rows to record are one run from the first on, and the runs.
+
+    The group with most rows has one for each row of the pass, another one for each request.
+    """
+    found = []
+    for group in tape.groups:
+        runs = current.runs_of(None if group is tape.groups[0] else "last")
+        found.append((group, len(runs) == 1 and runs[0][0] == 0, runs))
+    return found
+
+
+def _count(runs: Runs) -> int:
+    return sum(last - first for first, last in runs)
+
+
+def _probed(shape_key: Any) -> Any:
+    """The key under which the graph with copies is kept."""
+    label = MARK if shape_key.variant_label is None else f"{MARK} {shape_key.variant_label}"
+    return replace(shape_key, variant_label=label)

@@ -1,0 +1,102 @@
+"""Sites ``layer``, ``mid`` and ``embed`` of SGLang up to 0.5.22, where a layer returns a pair.
+
+There the state after a layer is ``hidden + residual``, and the next layer's first norm does the addition:
+``RMSNorm.forward(hidden, residual)`` returns the normed sum and the sum itself
+(``models/llama.py:LlamaDecoderLayer.forward``; ``layers/layernorm.py``). Models with a ``LayerCommunicator``
+reduce over ranks before that norm, in ``prepare_attn`` and ``prepare_mlp`` (``layers/communicator.py``),
+which return the same pair. The last depth comes from the final norm. Nothing is added to the served path.
+"""
+
+import re
+from typing import Any
+
+import torch
+
+from hsprobe.probes.sglang.recorder import Recorder
+
+COMMUNICATOR = "sglang.srt.layers.communicator.LayerCommunicator"
+PREPARED = (("prepare_attn", "layer"), ("prepare_mlp", "mid"))
+NORMS = (("input_layernorm", "layer"), ("post_attention_layernorm", "mid"))
+
+
+class NormProbe:
+    """Takes depth d where layer d's first norm has added the residual, and depth L at the final norm."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._layer_of: dict[int, int] = {}
+        self._communicators: list[Any] = []
+
+    def hooks(self) -> list[tuple[str, str, Any]]:
+        """(target, hook type, function) for SGLang's HookRegistry."""
+        if not self._recorder.settings.sites & {"layer", "mid"}:
+            return []
+        return [(f"{COMMUNICATOR}.{name}", "AFTER", self._prepared(site)) for name, site in PREPARED]
+
+    def attach(self, runner: Any) -> None:
+        """Hook the norms of a loaded target, and its embedding.
+
+        Raises:
+            LookupError: the model has no layers, or no final norm, that could be told.
+        """
+        if runner.is_draft_worker:
+            return
+        wants = self._recorder.settings.wants
+        layers = [
+            (int(found[1]), module)
+            for name, module in runner.model.named_modules()
+            if (found := re.search(r"layers\.(\d+)$", name)) is not None
+        ]
+        for name, module in runner.model.named_modules():
+            if name.endswith("embed_tokens") and wants("embed"):
+                module.register_forward_hook(self._embedded)
+        if not self._recorder.settings.sites & {"layer", "mid"}:
+            return
+        for number, layer in layers:
+            self._watch(number, layer)
+        final = next(
+            (m for name, m in runner.model.named_modules() if re.search(r"model\.norm$", name)), None
+        )
+        if final is None or not layers:
+            raise LookupError(f"{type(runner.model).__name__} has no final norm after its layers")
+        depth = int(runner.model_config.num_hidden_layers)
+        final.register_forward_hook(lambda module, args, output: self._normed("layer", depth, args, output))
+
+    def _watch(self, number: int, layer: torch.nn.Module) -> None:
+        communicator = getattr(layer, "layer_communicator", None)
+        if communicator is not None:
+            self._communicators.append(communicator)
+            self._layer_of[id(communicator)] = number
+            return
+        for name, site in NORMS:
+            norm = getattr(layer, name, None)
+            if isinstance(norm, torch.nn.Module):
+                norm.register_forward_hook(
+                    lambda module, args, output, site=site: self._normed(site, number, args, output)
+                )
+
+    def _prepared(self, site: str) -> Any:
+        def after(result: Any, communicator: Any, *_: Any, **__: Any) -> None:
+            number = self._layer_of.get(id(communicator))
+            if number is not None:
+                self._recorder.guard(site, lambda: self._take(site, number, result[1]))
+
+        return after
+
+    def _normed(self, site: str, depth: int, args: Any, output: Any) -> None:
+        # Before the first layer there is no residual yet: the norm's input is the state.
+        state = output[1] if isinstance(output, tuple) else args[0]
+        self._recorder.guard(site, lambda: self._take(site, depth, state))
+
+    def _take(self, site: str, depth: int, state_TH: torch.Tensor) -> None:
+        labelled = self._recorder.current(draft=False)
+        if labelled is not None and self._recorder.settings.wants(site, depth):
+            self._recorder.take(labelled, f"{site}/{depth:03d}", state_TH, site=site, depth=depth)
+
+    def _embedded(self, module: torch.nn.Module, args: Any, output_TH: torch.Tensor) -> None:
+        def take() -> None:
+            labelled = self._recorder.current(draft=False)
+            if labelled is not None:
+                self._recorder.take(labelled, "embed", output_TH, site="embed", depth=0)
+
+        self._recorder.guard("embed", take)
