@@ -1,0 +1,194 @@
+"""Decode throughput with and without hsprobe: one table a model.
+
+    python benchmarks/gpu/speed.py small --out results      # 16 x 1024
+    python benchmarks/gpu/speed.py large --out results      # 32 x 4096
+
+All servers of a table run at the same time on one GPU, and one at a time is given requests, in turns whose
+order rotates: each round gives one figure for each configuration, all within seconds of each other. A round
+is compared with the server without hsprobe in the same round; the table shows the median over rounds.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+import models
+from servers import Kind, Server, prompts, start_all
+
+EVERY_DEPTH = "layer,aux,draft.input"
+HANDED = "aux,draft.input"
+DUMP = "sglang-dump"
+CONFIGURATIONS = ("without hsprobe", "installed, not armed", "aux + draft.input", "every depth")
+
+
+def kinds(spec: bool, folder: Path) -> list[Kind]:
+    """The servers of one half of a table."""
+    mark = "eagle" if spec else "none"
+    return [
+        Kind(f"{mark}-plain"),
+        Kind(f"{mark}-handed", HANDED),
+        Kind(f"{mark}-depths", EVERY_DEPTH),
+    ]
+
+
+def dump_kind(spec: bool, folder: Path) -> Kind:
+    """SGLang's own tensor dump."""
+    mark = "eagle" if spec else "none"
+    dump = folder / f"{mark}-tensor-dump"
+    return Kind(f"{mark}-{DUMP}", None, (f"--debug-tensor-dump-output-folder={dump}", "--sleep-on-idle"))
+
+
+def arguments(target: Path, draft: Path, name: str, extra: list[str]):
+    """Server arguments of a kind."""
+    base = [
+        f"--model-path={target}",
+        "--skip-tokenizer-init",
+        "--disable-radix-cache",
+        "--max-total-tokens=24576",
+        "--context-length=2048",
+        "--chunked-prefill-size=1024",
+        *extra,
+    ]
+    if not models.SHAPES[name].weights:
+        base.append("--load-format=dummy")
+
+    def of(kind: Kind) -> list[str]:
+        spec = [
+            "--speculative-algorithm=EAGLE3",
+            f"--speculative-draft-model-path={draft}",
+            "--speculative-num-steps=3",
+            "--speculative-eagle-topk=1",
+            "--speculative-num-draft-tokens=4",
+        ]
+        return [*base, *(spec if kind.name.startswith("eagle") else [])]
+
+    return of
+
+
+GPU_ARGUMENTS = [
+    "--attention-backend=triton",
+    "--sampling-backend=pytorch",
+    "--grammar-backend=none",
+    "--mem-fraction-static=0.85",
+    "--max-running-requests=8",
+    "--disable-custom-all-reduce",
+    "--dtype=bfloat16",
+]
+
+
+def measure(servers: dict[str, Server], mark: str, batch: int, rounds: int, new_tokens: int, deadline: float):
+    """Rows of one half of a table: configuration -> figures of each round."""
+    turns = [
+        (CONFIGURATIONS[0], servers.get(f"{mark}-plain"), False),
+        (CONFIGURATIONS[1], servers.get(f"{mark}-depths"), False),
+        (CONFIGURATIONS[2], servers.get(f"{mark}-handed"), True),
+        (CONFIGURATIONS[3], servers.get(f"{mark}-depths"), True),
+    ]
+    turns = [turn for turn in turns if turn[1] is not None]
+    found = {name: {"speed": [], "recorded": 0, "missing": 0, "bytes": 0, "gaps": 0} for name, *_ in turns}
+    same, compared = 0, 0
+    asked = prompts(batch)
+    for server in {id(s): s for _, s, _ in turns}.values():
+        server.run(asked, new_tokens // 4)
+    for number in range(rounds):
+        outputs = {}
+        order = turns[number % len(turns) :] + turns[: number % len(turns)]
+        for name, server, armed in order:
+            if armed:
+                server.arm()
+            ran = server.run(asked, new_tokens, f"{mark}-{batch}-{number}")
+            if armed:
+                tally = server.settle()
+                for key in ("recorded", "missing", "bytes", "gaps"):
+                    found[name][key] += tally[key]
+                server.disarm()
+                server.free_disk()
+            found[name]["speed"].append(ran.speed)
+            found[name]["accept"] = ran.accept
+            outputs[name] = ran.outputs
+        for name in outputs:
+            compared += batch
+            same += sum(a == b for a, b in zip(outputs[name], outputs[CONFIGURATIONS[0]], strict=True))
+        if time.monotonic() > deadline:
+            break
+    return {"rows": found, "same": same, "compared": compared}
+
+
+def summary(half) -> list[str]:
+    """Lines of the table."""
+    plain = half["rows"][CONFIGURATIONS[0]]["speed"]
+    lines = []
+    for name, row in half["rows"].items():
+        ratios = [a / b for a, b in zip(row["speed"], plain, strict=True)]
+        spread = f"{100 * min(ratios):.1f}..{100 * max(ratios):.1f}"
+        share = row["recorded"] + row["missing"]
+        kept = f"{100 * row['recorded'] / share:.1f} %" if share else ""
+        rate = row["bytes"] / max(len(row["speed"]), 1) / 1e6
+        lines.append(
+            f"| {name} | {statistics.median(row['speed']):.0f} | {100 * statistics.median(ratios):.2f} % "
+            f"| {spread} | {kept} | {rate:.0f} MB |"
+        )
+    lines.append(f"  same tokens: {half['same']} of {half['compared']} answers; {len(plain)} rounds")
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", choices=models.SHAPES)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--models", type=Path, help="where models are written (default: OUT/models)")
+    parser.add_argument("--work", type=Path, help="where logs and spools go (default: OUT/work)")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--tokens", type=int, default=400, help="new tokens a request")
+    parser.add_argument("--batches", default="1,4,8")
+    parser.add_argument("--speculation", default="none,eagle")
+    parser.add_argument("--plain-path", help="PYTHONPATH of servers without hsprobe")
+    parser.add_argument("--probed-path", help="PYTHONPATH of servers with hsprobe")
+    parser.add_argument("--start-seconds", type=float, default=300)
+    parser.add_argument("--seconds", type=float, default=3600, help="stop measuring after this time")
+    parser.add_argument("--dump", action="store_true", help="measure SGLang's tensor dump as well")
+    parser.add_argument("--server-arguments", help="JSON list in place of those for a GPU")
+    args = parser.parse_args()
+    deadline = time.monotonic() + args.seconds
+    extra = GPU_ARGUMENTS if args.server_arguments is None else json.loads(args.server_arguments)
+    work = args.work or args.out / "work"
+    work.mkdir(parents=True, exist_ok=True)
+    args.out.mkdir(parents=True, exist_ok=True)
+    target, draft = models.write(args.models or args.out / "models", args.model)
+    halves = args.speculation.split(",")
+    wanted = [kind for mark in halves for kind in kinds(mark == "eagle", work)]
+    if args.dump:
+        wanted += [dump_kind(mark == "eagle", work) for mark in halves]
+    base = arguments(target, draft, args.model, extra)
+    began = time.monotonic()
+    servers = start_all(wanted, work, base, args.plain_path, args.probed_path, args.start_seconds)
+    print(f"{len(servers)} of {len(wanted)} servers after {time.monotonic() - began:.0f} s", flush=True)
+    results = {}
+    try:
+        for mark in halves:
+            if f"{mark}-plain" not in servers:
+                continue
+            for batch in map(int, args.batches.split(",")):
+                half = measure(servers, mark, batch, args.rounds, args.tokens, deadline)
+                results[f"{mark} batch {batch}"] = half
+                print(f"\n{args.model}, {mark}, batch {batch}", *summary(half), sep="\n", flush=True)
+                (args.out / f"speed-{args.model}.json").write_text(json.dumps(results, indent=1))
+        for mark in halves:
+            server = servers.get(f"{mark}-{DUMP}")
+            for batch in map(int, args.batches.split(",")) if server else ():
+                speeds = [server.run(prompts(batch), 12).speed for _ in range(3)]
+                results[f"{mark} batch {batch}"]["dump"] = speeds
+                print(f"{args.model}, {mark}, batch {batch}: SGLang's dump {statistics.median(speeds):.1f}", flush=True)
+    finally:
+        (args.out / f"speed-{args.model}.json").write_text(json.dumps(results, indent=1))
+        for server in servers.values():
+            server.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
