@@ -1,4 +1,4 @@
-"""The models that are measured: a Llama of 16 x 1024 or 32 x 4096 and an EAGLE-3 draft for it, random weights."""
+"""The models that are measured: a Llama of 16 x 1024 or 32 x 4096 and an EAGLE-3 draft, random weights."""
 
 import json
 from dataclasses import dataclass

@@ -9,6 +9,7 @@ import ctypes
 import http.client
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -131,9 +132,7 @@ class Server:
         outputs = [list(answer["output_ids"]) for answer in answers]
         accepts = [answer["meta_info"].get("spec_accept_length") for answer in answers]
         known = [value for value in accepts if value]
-        return Ran(
-            sum(map(len, outputs)), seconds, outputs, sum(known) / len(known) if known else None
-        )
+        return Ran(sum(map(len, outputs)), seconds, outputs, sum(known) / len(known) if known else None)
 
     def _ask(self, i, prompt, new_tokens, rid, barrier, answers) -> None:
         body = {
@@ -263,14 +262,20 @@ def tail(log: Path, lines: int = 25) -> str:
 
 
 def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """Far enough below 65536 for the ports that a server derives from its own."""
+    while True:
+        port = random.randrange(20000, 45000)
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 def prompts(count: int, length: int = 16, seed: int = 0, vocab: int = 32000) -> list[list[int]]:
     """Token ids, all different in their first token."""
     return [
-        [(7919 * (seed + 1) + 104729 * i + 15485863 * k * (k + i + 1)) % (vocab - 10) + 5 for k in range(length)]
+        [
+            (7919 * (seed + 1) + 104729 * i + 15485863 * k * (k + i + 1)) % (vocab - 10) + 5
+            for k in range(length)
+        ]
         for i in range(count)
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +127,9 @@ class Segment:
                 self._log(str(record.header["rid"])).set_prompt([int(i) for i in record.header["origin_ids"]])
             elif record.kind == "pass":
                 self._take_pass(PassRows.parse(record.header, record.payload))
+            elif record.kind == "graph":
+                number = record.header["pass"]
+                self.passes[number] = replace(self.passes[number], graph=True)
             elif record.kind == "padding":
                 number = record.header["pass"]
                 self.passes[number] = self.passes[number].padded(int(record.header["rows"]))

@@ -37,6 +37,10 @@ class Plan:
         sites: as ``HSPROBE_SITES``; ``None`` records all.
         depths: as ``HSPROBE_DEPTHS``; ``None`` records all.
         ranks: as ``HSPROBE_RANKS``; ``None`` records all.
+        memory, disk: as ``HSPROBE_MEMORY`` and ``HSPROBE_MAX_BYTES``; ``None`` leaves the server's defaults.
+        sampling: which steps, requests and rows to record and what to do when the writer falls behind, as
+            ``hsprobe.probes.sglang.sampling.Sampling`` names it; what is not in it is as the server was
+            started.
         start_seconds: how long a launched server may take to become healthy.
     """
 
@@ -47,6 +51,9 @@ class Plan:
     sites: str | None = None
     depths: str | None = None
     ranks: str | None = None
+    memory: str | None = None
+    disk: str | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
     start_seconds: float = 1800.0
 
 
@@ -89,7 +96,13 @@ def capture_from_launched(plan: Plan, arguments: Sequence[str], progress: Progre
         HsprobeError: it did not start, or nothing at all was recorded.
     """
     log = plan.out.with_suffix(".server.log")
-    chosen = {"HSPROBE_SITES": plan.sites, "HSPROBE_DEPTHS": plan.depths, "HSPROBE_RANKS": plan.ranks}
+    chosen = {
+        "HSPROBE_SITES": plan.sites,
+        "HSPROBE_DEPTHS": plan.depths,
+        "HSPROBE_RANKS": plan.ranks,
+        "HSPROBE_MEMORY": plan.memory,
+        "HSPROBE_MAX_BYTES": plan.disk,
+    }
     environment = {name: value for name, value in chosen.items() if value}
     with ExitStack() as stack:
         stack.enter_context(_terminate_as_interrupt())
@@ -125,7 +138,7 @@ def _capture(plan: Plan, server: LaunchedServer | AttachedServer, progress: Prog
         outcome.answers.append(answer)
         progress.answered(len(outcome.answers), len(plan.prompts), folder.bytes_written())
 
-    with folder.armed():
+    with folder.armed(plan.sampling):
         try:
             generate_all(
                 server.url,

@@ -1,9 +1,12 @@
 """The spools of a running server: telling its probes to record, and knowing when all is written."""
 
+import json
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from hsprobe.trace.place import ARMED
 from hsprobe.trace.spool import SpoolReader
@@ -32,10 +35,14 @@ class SpoolFolder:
         return {path: self._starts.get(path, 0) for path in self.paths()}
 
     @contextmanager
-    def armed(self) -> Iterator[None]:
-        """While in this context, the server's probes record."""
+    def armed(self, sampling: Mapping[str, Any] | None = None) -> Iterator[None]:
+        """While in this context, the server's probes record, as `sampling` asks (see `session.Plan`)."""
         flag = self.folder / ARMED
-        flag.touch(mode=0o600)
+        # Complete before it has the name that the probes look for.
+        asked = self.folder / f".{ARMED}-{os.getpid()}"
+        asked.touch(mode=0o600)
+        asked.write_text(json.dumps(dict(sampling)) if sampling else "")
+        asked.replace(flag)
         try:
             yield
         finally:

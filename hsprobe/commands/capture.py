@@ -100,6 +100,23 @@ def _add_server_options(group: "argparse._ArgumentGroup") -> None:
         help="requests under way at once (default: 4)",
     )
     group.add_argument(
+        "--every", type=_positive, metavar="N", help="record every Nth step of the scheduler only"
+    )
+    group.add_argument(
+        "--requests", metavar="PATTERN", help="record requests with such ids only, e.g. 'vip-*'"
+    )
+    group.add_argument("--rows", type=_positive, metavar="N", help="of a prompt, record the last N rows only")
+    group.add_argument(
+        "--on-pressure",
+        choices=("drop", "block", "sample"),
+        help="when writing falls behind: drop passes, hold the server up, or record fewer steps "
+        "(default: as the server was started, which is drop; block for a server that hsprobe starts)",
+    )
+    group.add_argument(
+        "--memory", metavar="SIZE", help="host memory for what waits to be written (default: 256M)"
+    )
+    group.add_argument("--disk", metavar="SIZE", help="disk at which recording stops (default: 16G)")
+    group.add_argument(
         "--spools",
         type=Path,
         metavar="DIR",
@@ -163,6 +180,9 @@ def run(args: argparse.Namespace) -> int:
         sites=args.sites,
         depths=args.depths,
         ranks=args.ranks,
+        memory=args.memory,
+        disk=args.disk,
+        sampling=_sampling(args),
         start_seconds=args.start_timeout,
     )
     from hsprobe.report.progress import CaptureProgress
@@ -173,6 +193,13 @@ def run(args: argparse.Namespace) -> int:
         else:
             outcome = capture_from_launched(plan, args.server_arguments, progress)
     return _finish(plan, outcome)
+
+
+def _sampling(args: argparse.Namespace) -> dict[str, object]:
+    # A server that hsprobe starts serves nobody else: there it is worth waiting for every row.
+    pressure = args.on_pressure or (None if args.server else "block")
+    chosen = {"every": args.every, "requests": args.requests, "rows": args.rows, "on_pressure": pressure}
+    return {name: value for name, value in chosen.items() if value is not None}
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -186,18 +213,21 @@ def _check(args: argparse.Namespace) -> None:
             "Arguments after -- are for a server that hsprobe starts.",
             "Leave them out, or leave out the URL.",
         )
-    if args.server and (args.sites or args.depths or args.ranks):
+    if args.server and (args.sites or args.depths or args.ranks or args.memory or args.disk):
         raise HsprobeError(
-            "A running server already chose what it records.",
-            "Set HSPROBE_SITES, HSPROBE_DEPTHS or HSPROBE_RANKS in its environment when you start it.",
+            "A running server already chose what it records, and the room for it.",
+            "Set HSPROBE_SITES, HSPROBE_DEPTHS, HSPROBE_RANKS, HSPROBE_MEMORY or HSPROBE_MAX_BYTES in its "
+            "environment when you start it.",
         )
-    if args.sites or args.depths or args.ranks:
-        from hsprobe.probes.sglang.settings import parse_numbers, parse_sites
+    if args.sites or args.depths or args.ranks or args.memory or args.disk:
+        from hsprobe.probes.sglang.settings import parse_numbers, parse_sites, parse_size
 
         try:
             parse_sites(args.sites or "aux")
             parse_numbers(args.depths or "0", "depth")
             parse_numbers(args.ranks or "0", "rank")
+            parse_size(args.memory or "0")
+            parse_size(args.disk or "0")
         except ValueError as error:
             raise HsprobeError(f"{error}.", "See hsprobe capture --help.") from None
 

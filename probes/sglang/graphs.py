@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -20,12 +20,14 @@ import torch
 from hsprobe.probes.sglang.labels import Pass
 from hsprobe.probes.sglang.sampling import Runs
 from hsprobe.probes.sglang.spooling import Piece
-from hsprobe.probes.sglang.tape import Group, Tape
+from hsprobe.probes.sglang.tape import Tape
 
 if TYPE_CHECKING:
     from hsprobe.probes.sglang.recorder import Recorder
 
 logger = logging.getLogger("hsprobe")
+
+Part = tuple[torch.Tensor, "Runs | None", int]
 
 MARK = "hsprobe"
 SIDE_BYTES = 1 << 19
@@ -77,7 +79,7 @@ class Graphs:
         self, original: Any, backend: Any, shape_key: Any, forward: Any, *args: Any, **kwargs: Any
     ) -> Any:
         """Around the backend's ``capture_one``."""
-        tape = Tape(next(self._numbers))
+        tape = Tape(next(self._numbers), probed(shape_key))
 
         def plain() -> Any:
             if self._capturing():
@@ -118,7 +120,7 @@ class Graphs:
                 return forward()
 
         try:
-            original(backend, _probed(shape_key), taped, *args, **kwargs)
+            original(backend, tape.key, taped, *args, **kwargs)
         except Exception:
             tape.groups = []
             raise
@@ -134,8 +136,7 @@ class Graphs:
         current = self._recorder.under_way
         if current is None:
             return original(backend, shape_key, *args, **kwargs)
-        current.graph = True
-        current.padded_rows = max(int(shape_key.size), current.padded_rows)
+        self._recorder.replays(current, int(shape_key.size))
         tape = self._tapes.get(backend, {}).get(shape_key)
         if tape is None or not tape.groups:
             if tape is None or tape.wanted:
@@ -145,7 +146,7 @@ class Graphs:
         if arena.busy is not None:
             torch.cuda.current_stream().wait_event(arena.busy)
             arena.busy = None
-        result = original(backend, _probed(shape_key), *args, **kwargs)
+        result = original(backend, tape.key, *args, **kwargs)
         self._recorder.guard("graphs", lambda: self._read(tape, arena, current))
         return result
 
@@ -153,11 +154,11 @@ class Graphs:
         stage = self._recorder.stage
         if stage is None:
             return
-        if not tape.labelled:
+        if not tape.labelled and not current.emitted:
             self._recorder.emit(current)
-        size = sum(group.row_size * _count(runs) for group, _, runs in _in_use(tape, current))
-        if size <= SIDE_BYTES or tape.device.type != "cuda":
-            self._copy(tape, current)
+        parts = _in_use(tape, current)
+        if not tape.on_gpu or sum(size for _, _, size in parts) <= SIDE_BYTES:
+            self._copy(tape, current, parts)
             return
         stage.flush()
         if self._side is None:
@@ -166,45 +167,43 @@ class Graphs:
             arena.read = torch.cuda.Event()
         self._side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._side):
-            self._copy(tape, current)
+            self._copy(tape, current, parts)
             stage.flush()
             arena.read.record()
         arena.busy = arena.read
 
-    def _copy(self, tape: Tape, current: Pass) -> None:
+    def _copy(self, tape: Tape, current: Pass, parts: Sequence[Part]) -> None:
         """Copy the rows in use and queue the record."""
         recorder, stage = self._recorder, self._recorder.stage
         assert stage is not None
         pieces: list[Piece] = []
-        for group, whole, runs in _in_use(tape, current):
-            if whole:
-                piece = stage.copy(group.flat[: runs[0][1] * group.row_size])
-            else:
-                piece = stage.copy(group.flat.view(group.rows, group.row_size), runs)
+        for source, runs, size in parts:
+            piece = stage.bits(source, size) if runs is None else stage.copy(source, runs)
             if piece is None:
-                recorder.no_room(current, group.row_size * _count(runs))
+                recorder.no_room(current, size)
                 return
             pieces.append(piece)
         recorder.emit_block(tape, current, pieces)
 
 
-def _in_use(tape: Tape, current: Pass) -> list[tuple[Group, bool, Runs]]:
-    """Groups, whether their rows to record are one run from the first on, and the runs.
+def _in_use(tape: Tape, current: Pass) -> list[Part]:
+    """What to read of each group: bytes, the runs of rows in them (None for all), and how many bytes it is.
 
     The group with most rows has one for each row of the pass, another one for each request.
     """
-    found = []
-    for group in tape.groups:
-        runs = current.runs_of(None if group is tape.groups[0] else "last")
-        found.append((group, len(runs) == 1 and runs[0][0] == 0, runs))
-    return found
+    parts: list[Part] = []
+    for number, group in enumerate(tape.groups):
+        if current.runs is None:
+            rows = current.n_rows if number == 0 else len(current.rids)
+            parts.append((group.cut(rows), None, rows * group.row_size))
+        else:
+            runs = current.runs_of(None if number == 0 else "last")
+            size = group.row_size * sum(last - first for first, last in runs)
+            parts.append((group.flat.view(group.rows, group.row_size), runs, size))
+    return parts
 
 
-def _count(runs: Runs) -> int:
-    return sum(last - first for first, last in runs)
-
-
-def _probed(shape_key: Any) -> Any:
+def probed(shape_key: Any) -> Any:
     """The key under which the graph with copies is kept."""
     label = MARK if shape_key.variant_label is None else f"{MARK} {shape_key.variant_label}"
     return replace(shape_key, variant_label=label)

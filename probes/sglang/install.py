@@ -39,6 +39,9 @@ def install() -> None:
     def around(
         original: Any, runner: Any, batch: Any, args: Any, kwargs: Any, *, with_ids: bool = True
     ) -> Any:
+        if recorder.at_rest:
+            recorder.count(runner)
+            return original(*args, **kwargs)
         recorder.guard("pass", lambda: recorder.begin(runner, batch, with_ids=with_ids))
         try:
             return original(*args, **kwargs)

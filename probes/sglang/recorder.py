@@ -134,14 +134,23 @@ class Recorder:
             return "fewer steps were recorded until the writer had caught up (HSPROBE_ON_PRESSURE=sample)"
         return None
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing is to be recorded of a pass but that it ran."""
+        return not self._armed and self._tape is None
+
+    def count(self, runner: Any) -> None:
+        """A forward that is not recorded."""
+        self._count += 1
+        self._nth[bool(runner.is_draft_worker)] += 1
+
     def begin(self, runner: Any, batch: Any, *, with_ids: bool = True) -> None:
         """A model's forward is about to run; `with_ids`: on the batch's own token ids."""
         if self._tape is not None:
             self._in_graph(runner, batch)
             return
         is_draft = bool(runner.is_draft_worker)
-        self._count += 1
-        self._nth[is_draft] += 1
+        self.count(runner)
         if not self._recording or self.stage is None:
             if self._armed and self._left_out is not None and self.stage is not None and batch.rids:
                 asked = "to be recorded" in self._left_out
@@ -162,7 +171,7 @@ class Recorder:
             return
         current, self.under_way, self._batch = self.under_way, None, None
         if current is not None and self.stage is not None:
-            if not current.emitted:
+            if not current.emitted and not current.short:
                 self.emit(current)
             self.stage.flush()
 
@@ -300,6 +309,14 @@ class Recorder:
             self._padding = n_padded - labelled.n_rows
             self.stage.add("padding", {"pass": labelled.number, "rows": self._padding})
         return n_padded
+
+    def replays(self, current: Pass, padded_rows: int) -> None:
+        """The pass under way runs from a CUDA graph of so many rows."""
+        current.padded_rows = max(padded_rows, current.padded_rows)
+        if not current.graph and current.emitted and self.stage is not None:
+            # Part of it ran before, and was recorded, without a graph.
+            self.stage.add("graph", {"pass": current.number})
+        current.graph = True
 
     def emit(self, current: Pass) -> None:
         """Queue the record of a pass, its token ids and positions with it."""

@@ -23,8 +23,8 @@ from hsprobe.trace.spool import SpoolWriter
 
 logger = logging.getLogger("hsprobe")
 
-IDLE_SECONDS = 0.05
-TICK_SECONDS = 0.005
+IDLE_SECONDS = 0.06
+TICK_SECONDS = 0.02
 """The writer looks for work this often; being woken for each pass would cost the server more."""
 BATCH_BYTES = 16 << 20
 BATCH_RECORDS = 1024

@@ -68,6 +68,15 @@ class Stage:
         self._on_device |= tensor_nW.is_cuda
         return Piece(offset, size)
 
+    def bits(self, source: torch.Tensor, size: int) -> Piece | None:
+        """Copy `size` bytes that lie in one piece; None without room."""
+        offset = self.ring.reserve(size)
+        if offset is None and (offset := self._room(size)) is None:
+            return None
+        self.ring.memory[offset : offset + size].copy_(source, non_blocking=True)
+        self._on_device |= source.is_cuda
+        return Piece(offset, size)
+
     def flush(self) -> None:
         """Hand what was collected to the writer; copies still under way end with an event."""
         if not self._records and self.ring.mark == self._since:

@@ -75,6 +75,13 @@ class Group:
     columns: list[Column]
     row_size: int
     flat: torch.Tensor
+    _cuts: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def cut(self, rows: int) -> torch.Tensor:
+        """The bytes of the first rows; kept, since making a view takes longer than all else in a read."""
+        if rows not in self._cuts:
+            self._cuts[rows] = self.flat[: rows * self.row_size]
+        return self._cuts[rows]
 
 
 @dataclass
@@ -83,6 +90,7 @@ class Tape:
 
     Attributes:
         number: names the layout in the spool.
+        key: the backend's key of the graph with the copies.
         phase: "draft_decode" for a graph of several of the draft's steps, else empty: the pass knows.
         steps: forwards in the graph.
         left_out: sites whose copies found no room.
@@ -90,7 +98,10 @@ class Tape:
     """
 
     number: int
+    key: Any
     phase: str = ""
+    steps: int = 1
+    labelled: bool = False
     groups: list[Group] = field(default_factory=list)
     left_out: set[str] = field(default_factory=set)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -100,17 +111,13 @@ class Tape:
     _recording: bool = False
 
     @property
-    def steps(self) -> int:
-        return 1 + max((step for step, _ in self._columns), default=0)
+    def on_gpu(self) -> bool:
+        return self.device.type == "cuda"
 
     @property
     def wanted(self) -> bool:
         """Whether anything but labels is to be copied."""
         return any(name not in (IDS, POSITIONS) for _, name in self._columns)
-
-    @property
-    def labelled(self) -> bool:
-        return (0, IDS) in self._views
 
     def begin(self, *, recording: bool) -> None:
         """The graph's code is about to run: to warm up, or to be captured."""
@@ -193,6 +200,8 @@ class Tape:
                 place = slice(column.offset, column.offset + column.size)
                 self._views[column.step, column.name] = table[:, place]
             at += rows * row_size
+        self.steps = 1 + max((column.step for column in columns), default=0)
+        self.labelled = (0, IDS) in self._views
 
     def described(self) -> dict[str, Any]:
         """The layout record."""
