@@ -179,7 +179,7 @@ def main() -> int:
     halves = args.speculation.split(",")
     wanted = [kind for mark in halves for kind in kinds(mark == "eagle", work)]
     if args.dump:
-        # With EAGLE-3 it fails at start: its hook does not expect a list among a layer's outputs (0.5.15.post1).
+        # With EAGLE-3 it fails at start (0.5.15.post1): its hook expects no list among what a layer returns.
         wanted += [dump_kind(False, work)] if "none" in halves else []
     base = arguments(target, draft, args.model, extra)
     began = time.monotonic()
