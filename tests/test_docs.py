@@ -46,6 +46,7 @@ def folder(tmp_path: Path) -> Path:
     for name, source in (("train.h5", "train.h5"), ("infer.h5", "right.h5"), ("good.h5", "right.h5")):
         shutil.copy(str(files("hsprobe.data") / source), tmp_path / name)
     (tmp_path / "TARGET").symlink_to(TRAINED / "target")
+    (tmp_path / "DRAFT").symlink_to(TRAINED / "draft")
     # The captured requests: prompt and answer.
     from hsprobe.trace.reader import Trace
 

@@ -3,42 +3,27 @@
 from __future__ import annotations
 
 import importlib.metadata
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hsprobe.check import files
 from hsprobe.check.captured import Captured, captured
-from hsprobe.check.config import Config, as_ids
+from hsprobe.check.config import Config
 from hsprobe.check.files import Weights
+from hsprobe.check.trained import Trained, trained
 from hsprobe.errors import HsprobeError
 from hsprobe.formats.sglang_ids import parse_version
 from hsprobe.formats.sglang_models import ALGORITHM_SINCE, ALGORITHMS, NEWEST, OLDEST, Version
+
+if TYPE_CHECKING:
+    from hsprobe.formats.dump import Options
 
 _TARGET_TENSORS = tuple(
     f"{prefix}{name}.weight"
     for prefix in ("", "model.", "language_model.", "language_model.model.", "model.language_model.")
     for name in ("embed_tokens", "lm_head")
 )
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What a training trace says.
-
-    Attributes:
-        depths: of the aux chunks, in stored order; None where the trace holds no chunks or does not say.
-        chunks: how many chunks the aux vector has; None where there is none.
-        whole: whether it is a reference of the whole model, which fits any ids.
-        model: what it says of the target.
-    """
-
-    path: str
-    producer: str
-    depths: list[int] | None
-    chunks: int | None
-    whole: bool
-    model: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -77,9 +62,15 @@ class Setup:
 
 
 def prepare(
-    target: Path, draft: Path, *, train: Path | None, version: str | None, algorithm: str | None
+    target: Path,
+    draft: Path,
+    *,
+    train: Path | None,
+    dump: Options | None,
+    version: str | None,
+    algorithm: str | None,
 ) -> Setup:
-    """Read both folders, and the training trace where there is one.
+    """Read both folders, and what the draft was trained on where that is given.
 
     Raises:
         HsprobeError: something cannot be read or makes no sense.
@@ -100,7 +91,7 @@ def prepare(
         algorithm=algorithm,
         algorithm_from=algorithm_from,
         captured=captured(target_config, draft_config, version, algorithm),
-        train=None if train is None else _trained(train),
+        train=None if train is None else trained(train, dump, target_config.num_layers),
     )
 
 
@@ -150,23 +141,3 @@ def _version(given: str | None) -> tuple[str, str]:
         return importlib.metadata.version("sglang"), "installed"
     except importlib.metadata.PackageNotFoundError:
         return NEWEST, "none is installed: the newest known"
-
-
-def _trained(path: Path) -> Trained:
-    from hsprobe.trace.reader import Trace
-
-    with Trace.open(path) as trace:
-        provenance = trace.provenance
-        tensors = [tensor for rank in trace.ranks for tensor in rank.tensors.values()]
-        aux = next((t for t in tensors if t.site in ("aux", "draft.input")), None)
-        model = provenance.get("model")
-        producer = provenance.get("producer")
-        depths = None if aux is None else aux.depths
-        return Trained(
-            path=str(path),
-            producer=producer if isinstance(producer, str) and producer.isprintable() else "unknown",
-            depths=as_ids(depths),
-            chunks=None if aux is None else aux.chunks or (len(depths) if depths else None),
-            whole=aux is None and any(t.site == "layer" for t in tensors),
-            model=model if isinstance(model, dict) else {},
-        )

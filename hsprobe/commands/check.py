@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from hsprobe.commands.dumps import add_options, options_of
 from hsprobe.formats.sglang_models import ALGORITHMS
 
 _DESCRIPTION = """\
@@ -13,14 +14,16 @@ files, and say what SGLang will do with them: which depths of the target the
 draft will be handed, and every setting, shape and tensor that is known to go
 wrong. No server, no GPU, under a second.
 
-With a training trace (from hsprobe capture --model ... --layers ...), the
-depths that the draft was trained on are compared too.
+With what the draft was trained on, a dump of any producer that hsprobe knows
+or a trace (hsprobe capture --model ... --layers ...), the depths of its chunks
+are compared too.
 """
 
 _EPILOG = """\
 examples:
   hsprobe check --target TARGET --draft DRAFT
   hsprobe check --target TARGET --draft DRAFT --train train.h5
+  hsprobe check --target TARGET --draft DRAFT --train hidden_states/ --train-layers 1,17,32
   hsprobe check --target TARGET --draft DRAFT --sglang 0.5.9
   hsprobe check --target TARGET --draft DRAFT --algorithm DFLASH --strict
   hsprobe explain CK102     # what a code means; all of them: docs/check.md
@@ -40,7 +43,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--target", metavar="DIR", type=Path, required=True, help="folder of the target")
     parser.add_argument("--draft", metavar="DIR", type=Path, required=True, help="folder of the draft")
-    parser.add_argument("--train", metavar="TRACE", type=Path, help="trace of what the draft was trained on")
+    parser.add_argument(
+        "--train", metavar="TRAIN", type=Path, help="trace or dump of what the draft was trained on"
+    )
     parser.add_argument(
         "--sglang",
         metavar="VERSION",
@@ -57,6 +62,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--format", choices=("text", "json", "junit", "github"), default="text", help="default: text"
     )
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write the report to FILE")
+    add_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -67,7 +73,14 @@ def run(args: argparse.Namespace) -> int:
     from hsprobe.report import checked
     from hsprobe.report.output import write
 
-    report = check(args.target, args.draft, train=args.train, version=args.sglang, algorithm=args.algorithm)
+    report = check(
+        args.target,
+        args.draft,
+        train=args.train,
+        dump=options_of(args) if args.train is not None else None,
+        version=args.sglang,
+        algorithm=args.algorithm,
+    )
     write(args.output, lambda stream: checked.write(report, args.format, stream))
     bad = report.count(Severity.ERROR) + (report.count(Severity.WARNING) if args.strict else 0)
     return 1 if bad else 0

@@ -169,7 +169,7 @@ def other_convention(setup: Setup) -> Iterator[Said]:
     found, layers = setup.captured, setup.target.num_layers
     if not found.ids or layers is None or found.requested is None or found.family == DFLASH:
         return
-    if setup.train is not None and setup.train.depths is not None:
+    if setup.train is not None and setup.train.depths is not None and setup.train.sure:
         # What the draft was trained on is known: CK801 tells.
         return
     adds_one = found.requested == [i + 1 for i in found.ids]

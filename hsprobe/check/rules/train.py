@@ -32,16 +32,26 @@ def trained_depths(setup: Setup) -> Iterator[Said]:
     if sorted(train.depths) == found.depths:
         return
     served = "the final state" if found.final else f"depths {depth_list(found.depths)}"
-    text = f"the draft was trained on depths {depth_list(train.depths)}, and SGLang will capture {served}"
+    wanted = depth_list(train.depths)
+    if train.sure:
+        text, severity = f"the draft was trained on depths {wanted}, and SGLang will capture {served}", None
+    else:
+        text = f"{train.producer} takes depths {wanted} by default, and SGLang will capture {served}"
+        severity = Severity.WARNING
     if found.final:
-        yield Said(text, mend=("Serve with EAGLE3, with use_aux_hidden_state true.",))
+        yield Said(text, severity=severity, mend=("Serve with EAGLE3, with use_aux_hidden_state true.",))
         return
     reach = ids_for(setup.target.architecture, train.depths, layers, setup.version, found.family)
     if reach.ids is None:
-        yield Said(text, mend=(f"No ids reach these depths: {reach.reason}.",))
+        yield Said(text, severity=severity, mend=(f"No ids reach these depths: {reach.reason}.",))
         return
     old = "not set" if found.ids is None else str(found.ids)
-    yield Said(text, change=f"{ids_key(found)}: {old}  ->  {reach.ids}")
+    change = f"{ids_key(found)}: {old}  ->  {reach.ids}"
+    if train.sure:
+        yield Said(text, change=change)
+    else:
+        mend = f"If the dump was made with the default: {change}. Else give its ids with --train-layers."
+        yield Said(text, severity=severity, mend=(mend,))
 
 
 @rule(
