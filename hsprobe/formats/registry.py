@@ -78,7 +78,11 @@ def in_words(dump: Dump) -> str:
 def _detected(source: Source, known: dict[str, Format]) -> str:
     claims: dict[str, Match] = {}
     for key, module in known.items():
-        claim = module.detect(source)
+        try:
+            claim = module.detect(source)
+        except HsprobeError:
+            # Damaged where this format would have looked; another one may know better.
+            continue
         if claim is not None:
             claims[key] = claim
     if not claims:

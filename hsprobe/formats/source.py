@@ -17,6 +17,7 @@ from hsprobe.formats.stored import Bytes, FileBytes, damaged
 _MAX_FOLDERS_DEEP = 8
 _MAX_JSON = 256 << 20
 _PEEKED = 32
+_KEPT = 16
 HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 
 
@@ -31,6 +32,7 @@ class Source:
 
     path: Path
     unread: list[tuple[str, str]] = field(default_factory=list)
+    _loaded: dict[str, tuple[Any, HsprobeError | None]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if not self.path.exists():
@@ -115,7 +117,20 @@ class Source:
         Raises:
             HsprobeError: it is damaged, or of no kind known here.
         """
-        return contents(self.bytes_of(name), str(self.root / name))
+        found = self._loaded.get(name)
+        if found is None:
+            try:
+                found = contents(self.bytes_of(name), str(self.root / name)), None
+            except HsprobeError as error:
+                found = None, error
+            # Every reader looks at the first files to tell whether they are its own.
+            self._loaded[name] = found
+            if len(self._loaded) > _KEPT:
+                del self._loaded[next(iter(self._loaded))]
+        content, trouble = found
+        if trouble is not None:
+            raise trouble
+        return content
 
 
 def contents(source: Bytes, path: str = "") -> Any:
@@ -136,8 +151,8 @@ def contents(source: Bytes, path: str = "") -> Any:
     if first.startswith(zipped.MAGIC):
         members = zipped.entries(source)
         if any(name.endswith(".npy") for name in members):
-            return arrays.read_zip(source)
-        return torchfile.read(source)
+            return arrays.read_zip(source, members)
+        return torchfile.read(source, members)
     if first.startswith(arrays.MAGIC):
         return arrays.read_one(source)
     if tensors.looks_like(first, source.size):

@@ -28,6 +28,7 @@ BITS: dict[str, str] = {**STORAGE, "bool": "|u1", "uint16": "<u2", "uint32": "<u
 """Element type of a tensor in a dump -> numpy code of the type that its bits are read as."""
 FLOATS = frozenset(name for name in STORAGE if "float" in name)
 """Element types that hidden states may have."""
+_HEAD, _TAIL = 8 << 10, 4 << 10
 _MAX_AXES = 8
 _MAX_ELEMENTS = 1 << 46
 _AGAIN = "Write the sample again, or fetch a sound copy of it."
@@ -50,7 +51,9 @@ class Bytes(Protocol):
 
 
 class FileBytes:
-    """The bytes of a regular file, opened for each read so that many thousands cost nothing.
+    """The bytes of a regular file, opened for each read so that many thousands of them may be known at once.
+
+    Its ends are kept, where torch, numpy and safetensors have what tells the rest.
 
     Raises:
         HsprobeError: there is no such file, or it is a pipe or a device.
@@ -62,6 +65,10 @@ class FileBytes:
         file = self._open()
         try:
             self.size = os.fstat(file).st_size
+            self._head = bytes(read_exactly(file, 0, min(self.size, _HEAD), self.size, self.name))
+            self._from = max(len(self._head), self.size - _TAIL)
+            rest = self.size - self._from
+            self._tail = bytes(read_exactly(file, self._from, rest, self.size, self.name)) if rest else b""
         finally:
             os.close(file)
 
@@ -79,6 +86,10 @@ class FileBytes:
 
     def read(self, offset: int, count: int) -> bytearray:
         """See `Bytes`."""
+        if offset >= 0 and count >= 0 and offset + count <= len(self._head):
+            return bytearray(self._head[offset : offset + count])
+        if self._from <= offset and count >= 0 and offset + count <= self.size:
+            return bytearray(self._tail[offset - self._from : offset - self._from + count])
         file = self._open()
         try:
             return read_exactly(file, offset, count, self.size, self.name)
@@ -195,12 +206,15 @@ def check_shape(name: str, shape: Sequence[object], dtype: str, available: int) 
     return sizes
 
 
-def stored_at(name: str, source: Bytes, offset: int, shape: tuple[int, ...], dtype: str) -> Stored:
-    """A tensor that lies row-major in `source` from byte `offset` on."""
+def stored_at(
+    name: str, source: Bytes, offset: int | Callable[[], int], shape: tuple[int, ...], dtype: str
+) -> Stored:
+    """A tensor that lies row-major in `source` from byte `offset` on, which may be found out when needed."""
     code = np.dtype(BITS[dtype])
 
     def fetch(first: int, count: int) -> Array:
-        raw = source.read(offset + first * code.itemsize, count * code.itemsize)
+        begin = offset if isinstance(offset, int) else offset()
+        raw = source.read(begin + first * code.itemsize, count * code.itemsize)
         return np.frombuffer(raw, code)
 
     return Stored(name, shape, dtype, fetch)

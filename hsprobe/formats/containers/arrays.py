@@ -18,14 +18,14 @@ _MAX_HEADER = 1 << 16
 _MAX_UNPACKED = 8 << 30
 
 
-def read_zip(source: Bytes) -> dict[str, Any]:
-    """The arrays of an `.npz` by name.
+def read_zip(source: Bytes, members: dict[str, zipped.Entry]) -> dict[str, Any]:
+    """The arrays of an `.npz` by name. `members` are those of the zip that the file is.
 
     Raises:
         HsprobeError: it is damaged, or an array in it would have to be unpickled.
     """
     found = {}
-    for name, entry in zipped.entries(source).items():
+    for name, entry in members.items():
         if name.endswith(".npy"):
             found[name.removesuffix(".npy")] = _member(source, entry)
     if not found:

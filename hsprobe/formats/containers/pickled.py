@@ -11,8 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-MAX_BYTES = 16 << 20
+MAX_BYTES = 4 << 20
 _MARK = object()
+_U8, _U16, _U32, _U64 = (struct.Struct(code) for code in ("<B", "<H", "<I", "<Q"))
+_I32 = struct.Struct("<i")
 
 
 @dataclass(frozen=True)
@@ -69,12 +71,13 @@ class _Machine:
         self.persistent = persistent
 
     def run(self) -> Any:
+        handlers, data = _HANDLERS, self.data
         while True:
-            code = self.data[self.at]
+            code = data[self.at]
             self.at += 1
             if code == 0x2E:  # STOP
                 return self.stack.pop()
-            handler = _HANDLERS.get(code)
+            handler = handlers.get(code)
             if handler is None:
                 raise PickleError(f"its structure uses pickle opcode 0x{code:02x}, which no torch file needs")
             handler(self)
@@ -86,8 +89,10 @@ class _Machine:
         self.at += count
         return found
 
-    def number(self, code: str) -> int:
-        return int(struct.unpack(code, self.take(struct.calcsize(code)))[0])
+    def number(self, code: struct.Struct) -> int:
+        found: int = code.unpack_from(self.data, self.at)[0]
+        self.at += code.size
+        return found
 
     def line(self) -> str:
         end = self.data.index(b"\n", self.at)
@@ -198,20 +203,20 @@ _HANDLERS: dict[int, Callable[[_Machine], object]] = {
     0x4E: lambda m: m.push(None),
     0x88: lambda m: m.push(True),
     0x89: lambda m: m.push(False),
-    0x4A: lambda m: m.push(m.number("<i")),
-    0x4B: lambda m: m.push(m.number("<B")),
-    0x4D: lambda m: m.push(m.number("<H")),
-    0x8A: lambda m: _long(m, m.number("<B")),
-    0x8B: lambda m: _long(m, m.number("<i")),
+    0x4A: lambda m: m.push(m.number(_I32)),
+    0x4B: lambda m: m.push(m.number(_U8)),
+    0x4D: lambda m: m.push(m.number(_U16)),
+    0x8A: lambda m: _long(m, m.number(_U8)),
+    0x8B: lambda m: _long(m, m.number(_I32)),
     0x47: lambda m: m.push(struct.unpack(">d", m.take(8))[0]),
-    0x58: lambda m: _text(m, m.number("<I")),
-    0x8C: lambda m: _text(m, m.number("<B")),
-    0x8D: lambda m: _text(m, m.number("<Q")),
-    0x55: lambda m: m.push(m.take(m.number("<B"))),  # SHORT_BINSTRING
-    0x54: lambda m: m.push(m.take(m.number("<i"))),
-    0x42: lambda m: m.push(m.take(m.number("<I"))),
-    0x43: lambda m: m.push(m.take(m.number("<B"))),
-    0x8E: lambda m: m.push(m.take(m.number("<Q"))),
+    0x58: lambda m: _text(m, m.number(_U32)),
+    0x8C: lambda m: _text(m, m.number(_U8)),
+    0x8D: lambda m: _text(m, m.number(_U64)),
+    0x55: lambda m: m.push(m.take(m.number(_U8))),  # SHORT_BINSTRING
+    0x54: lambda m: m.push(m.take(m.number(_I32))),
+    0x42: lambda m: m.push(m.take(m.number(_U32))),
+    0x43: lambda m: m.push(m.take(m.number(_U8))),
+    0x8E: lambda m: m.push(m.take(m.number(_U64))),
     0x7D: lambda m: m.push({}),
     0x5D: lambda m: m.push([]),
     0x29: lambda m: m.push(()),
@@ -228,11 +233,11 @@ _HANDLERS: dict[int, Callable[[_Machine], object]] = {
     0x75: lambda m: m.set_items(m.since_mark()),
     0x61: _append,
     0x65: lambda m: m.append_items(m.since_mark()),
-    0x71: lambda m: m.memoize(m.number("<B")),
-    0x72: lambda m: m.memoize(m.number("<I")),
+    0x71: lambda m: m.memoize(m.number(_U8)),
+    0x72: lambda m: m.memoize(m.number(_U32)),
     0x94: lambda m: m.memoize(len(m.memo)),
-    0x68: lambda m: m.push(m.memo[m.number("<B")]),
-    0x6A: lambda m: m.push(m.memo[m.number("<I")]),
+    0x68: lambda m: m.push(m.memo[m.number(_U8)]),
+    0x6A: lambda m: m.push(m.memo[m.number(_U32)]),
     0x63: lambda m: m.push(Name(m.line(), m.line())),
     0x93: lambda m: m.stack_global(),
     0x52: lambda m: m.reduce(),

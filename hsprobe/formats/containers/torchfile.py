@@ -8,7 +8,7 @@ Source: torch/serialization.py and torch/_utils.py (_rebuild_tensor_v2, _v3) of 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,19 +38,22 @@ _KEEP_AS_LIST = {
 _MAX_GATHERED = 1 << 28
 
 
-def read(source: Bytes) -> Any:
+def read(source: Bytes, members: dict[str, zipped.Entry]) -> Any:
     """The value in a torch file.
+
+    Args:
+        members: of the zip that the file is.
 
     Raises:
         HsprobeError: it is damaged, or made to do harm.
     """
-    return _Reader(source).value()
+    return _Reader(source, members).value()
 
 
 class _Reader:
-    def __init__(self, source: Bytes) -> None:
+    def __init__(self, source: Bytes, members: dict[str, zipped.Entry]) -> None:
         self.source = source
-        self.members = zipped.entries(source)
+        self.members = members
         pickles = [name for name in self.members if name.endswith("/data.pkl") or name == "data.pkl"]
         if len(pickles) != 1:
             raise damaged(source.name, "it is a zip file, but not one that torch wrote")
@@ -107,14 +110,23 @@ class _Reader:
         reach = 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True)) if math.prod(sizes) else 0
         if any(not isinstance(s, int) or s < 0 for s in strides) or (offset + reach) * width > entry.size:
             raise damaged(name, "a tensor in it reaches beyond its storage")
-        base = zipped.stored_offset(self.source, entry)
+
+        def begin() -> int:
+            return zipped.stored_offset(self.source, entry) + offset * width
+
         if _row_major(sizes, strides):
-            return stored_at(name, self.source, base + offset * width, sizes, dtype)
+            return stored_at(name, self.source, begin, sizes, dtype)
         inner = reach - (sizes[0] - 1) * strides[0]
-        return self._gathered(name, base + offset * width, sizes, strides, dtype, inner)
+        return self._gathered(name, begin, sizes, strides, dtype, inner)
 
     def _gathered(
-        self, name: str, offset: int, shape: tuple[int, ...], strides: Sequence[int], dtype: str, inner: int
+        self,
+        name: str,
+        begin: Callable[[], int],
+        shape: tuple[int, ...],
+        strides: Sequence[int],
+        dtype: str,
+        inner: int,
     ) -> Stored:
         """A tensor whose elements do not lie in order, such as some columns of a wider one.
 
@@ -131,7 +143,7 @@ class _Reader:
                 return np.empty(0, code)
             low, high = first // each, -(-(first + count) // each)
             span = (high - low - 1) * strides[0] + inner
-            place = offset + low * strides[0] * code.itemsize
+            place = begin() + low * strides[0] * code.itemsize
             flat = stored_at(name, self.source, place, (span,), dtype).read()
             view = np.lib.stride_tricks.as_strided(
                 flat, (high - low, *shape[1:]), [s * code.itemsize for s in strides]

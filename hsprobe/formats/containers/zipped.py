@@ -13,6 +13,7 @@ from hsprobe.formats.stored import Bytes, damaged
 MAGIC = b"PK\x03\x04"
 STORED, DEFLATED = 0, 8
 _MAX_DIRECTORY = 8 << 20
+_MEMBER = struct.Struct("<8xHH8xIIHHH8xI")
 _TAIL = 22 + 20 + 56 + 1024
 
 
@@ -62,12 +63,11 @@ def _directory(data: bytes, name: str) -> dict[str, Entry]:
         while at < len(data):
             if data[at : at + 4] != b"PK\x01\x02":
                 raise damaged(name, "its directory makes no sense")
-            flags, method = struct.unpack_from("<HH", data, at + 8)
-            packed, size, n_name, n_extra, n_comment = struct.unpack_from("<IIHHH", data, at + 20)
-            header = struct.unpack_from("<I", data, at + 42)[0]
+            flags, method, packed, size, n_name, n_extra, n_comment, header = _MEMBER.unpack_from(data, at)
             raw = data[at + 46 : at + 46 + n_name]
             extra = data[at + 46 + n_name : at + 46 + n_name + n_extra]
-            size, packed, header = _wide(extra, size, packed, header)
+            if 0xFFFFFFFF in (size, packed, header):
+                size, packed, header = _wide(extra, size, packed, header)
             if flags & 1 or method not in (STORED, DEFLATED):
                 raise damaged(name, "its members are encrypted, or packed in a way that torch never uses")
             found[raw.decode("utf-8", "replace")] = Entry(
