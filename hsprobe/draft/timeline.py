@@ -96,8 +96,7 @@ class Timeline:
             mine = writers.setdefault(request, {})
             if not mine:
                 mine.update(self._cached_rows(index, known))
-            for other in range(int(self.first[index]), index + 1):
-                mine[int(self.slot[other])] = other
+            mine[int(self.slot[index])] = index
             if index in asked:
                 found[index] = np.array(
                     [mine.get(s, NONE) for s in range(int(self.slot[index]) + 1)], np.int64

@@ -233,23 +233,35 @@ def _attend(q_ND: Tensor, k_SMD: Tensor, v_SMD: Tensor) -> Tensor:
 
 
 def computable(material: Material, site: str, seen: Mapping[int, Ints]) -> Mask:
-    """[T] rows for which a site can be computed from what was captured before it."""
+    """[T] rows for which a site can be computed from what was captured before it.
+
+    Args:
+        seen: the keys of the rows whose attention may be asked for; the same in every call.
+    """
+    if site not in material.ready:
+        material.ready[site] = _computable(material, site, seen)
+    return material.ready[site]
+
+
+def _computable(material: Material, site: str, seen: Mapping[int, Ints]) -> Mask:
     rows = material.rows
-    entered = material.holds("draft.recycled") | ((rows.step == 0) & material.holds("draft.input"))
-    entered |= (rows.step == 0) & material.holds("draft.fc")
+    fed: Mask = material.holds("draft.input") & (rows.step == 0)
     if site == "draft.fc":
-        fed: Mask = material.holds("draft.input") & (rows.step == 0)
         return fed
+    entered = material.holds("draft.recycled") | fed | ((rows.step == 0) & material.holds("draft.fc"))
     ready: Mask = np.ones(len(rows), np.bool_)
-    if site == "draft.embed":
-        return ready
-    for part in BEFORE[site]:
-        ready &= entered if part == "draft.fc" else material.holds(part) | computable(material, part, seen)
+    for part in BEFORE.get(site, ()):
+        known = material.holds(part)
+        if part == "draft.fc":
+            ready &= entered
+        elif known.all():
+            ready &= known
+        else:
+            ready &= known | computable(material, part, seen)
     if site == "draft.context":
-        for index in np.flatnonzero(ready):
-            keys = seen.get(int(index))
-            ready[index] = keys is not None and bool((keys != NONE).all())
         known = material.holds("draft.qkv") | computable(material, "draft.qkv", seen)
-        for index in np.flatnonzero(ready):
-            ready[index] = bool(known[seen[int(index)]].all())
+        whole = np.zeros(len(rows), np.bool_)
+        for index, keys in seen.items():
+            whole[index] = bool((keys != NONE).all() and known[keys].all())
+        ready &= whole
     return ready

@@ -27,6 +27,10 @@ from hsprobe.trace.reader import Trace
 _ROWS = 160
 """Most rows of a phase, with and without a prefix hit, that are computed."""
 _MOST_KEYS = 400_000
+_PARTS = (
+    "Several parts of the draft lie between what was captured before and here: capture all of its sites "
+    "('--sites aux,layer,draft'), so that each can be held against the checkpoint alone."
+)
 
 
 def examine(trace: Trace, draft: Path | str, target: Path | str | None = None) -> DraftFindings:
@@ -163,7 +167,7 @@ class _Examiner:
             found = linear.verdict(stage, errors, between, trier)
         if found is None:
             found = linear.gain(stage, errors, between, trier)
-        return found or _unexplained(stage, errors)
+        return found or _unexplained(stage, errors, between)
 
     def _in_one_phase(self, stage: Stage, errors: Errors, tries: Any, trier: Trier) -> Verdict | None:
         """What explains the rows of the phases that differ, where others are right."""
@@ -206,7 +210,7 @@ def _spread(rows: Ints, count: int) -> Ints:
     return rows if len(rows) <= count else rows[np.linspace(0, len(rows) - 1, count).astype(np.int64)]
 
 
-def _unexplained(stage: Stage, errors: Errors) -> Verdict:
+def _unexplained(stage: Stage, errors: Errors, between: list[str]) -> Verdict:
     line = stage.line(errors)
     phases = ", ".join(f"{phase} {figure(error)}" for phase, error in line.phases.items())
     return Verdict(
@@ -218,6 +222,7 @@ def _unexplained(stage: Stage, errors: Errors) -> Verdict:
             f"{line.over} of {line.rows} rows differ",
             f"by phase: {phases}",
         ],
+        steps=[_PARTS] if len(between) > 1 else [],
         error=line.error,
         before=line.error,
         agree=line.over,

@@ -98,7 +98,7 @@ def _told(
         title = f"is scaled, block by block of {_BLOCK}: by {low:.3g} to {high:.3g}"
         return title, left, "a quantised matrix whose scales were lost or applied twice looks like this", 1.0
     fitted = _fitted(inputs_ni, outputs_no)
-    other = "holds other values than the checkpoint's: it was not loaded, or is of another training"
+    other = "holds other values than the checkpoint's: not loaded, or of another training"
     if fitted is not None:
         rows, guess = fitted
         left = float(np.median(row_errors(stage.captured[rows], guess + base_no[rows], stage.scale)))

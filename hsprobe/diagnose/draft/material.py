@@ -46,6 +46,7 @@ class Material:
     """One rank's draft rows and what was recorded of them.
 
     Attributes:
+        ready: site -> rows for which it can be computed, kept by `compute.computable`.
         notes: sites that were left out, and why.
     """
 
@@ -54,6 +55,7 @@ class Material:
     ref: DraftReference
     stored: dict[str, Stored] = field(default_factory=dict)
     place: dict[str, Ints] = field(default_factory=dict)
+    ready: dict[str, Mask] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @classmethod
