@@ -107,7 +107,8 @@ class Source:
             HsprobeError: it cannot be read, or lies outside.
         """
         path = self.root / name
-        if self.is_folder and (path.is_symlink() or ".." in Path(name).parts) and not self._inside(name):
+        odd = path.is_symlink() or ".." in Path(name).parts or Path(name).is_absolute()
+        if self.is_folder and odd and not self._inside(name):
             raise damaged(name, "it leads out of the folder")
         return FileBytes(path, name)
 

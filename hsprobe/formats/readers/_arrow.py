@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from typing import Any
 
@@ -13,7 +14,7 @@ from hsprobe.formats.stored import Ints, damaged
 
 _STATE = "state.json"
 _COLUMNS = ("input_ids", "loss_mask")
-_MAX_BYTES = 4 << 30
+_FILE = re.compile(r"[\w-][\w.-]{0,200}\.arrow")
 _MISSING = "the loss masks lie in an arrow data set; 'pip install pyarrow' lets hsprobe read them too"
 
 
@@ -42,8 +43,8 @@ class DataSet:
         state = source.load(_STATE)
         files = state.get("_data_files") if isinstance(state, dict) else None
         names = [one.get("filename") for one in files or [] if isinstance(one, dict)]
-        if not names or not all(isinstance(name, str) for name in names):
-            raise damaged(_STATE, "it names no files of a data set")
+        if not names or not all(isinstance(name, str) and _FILE.fullmatch(name) for name in names):
+            raise damaged(_STATE, "it names no files of a data set beside it")
         self._batches: list[Any] = []
         self._starts = [0]
         for name in names:
@@ -52,17 +53,15 @@ class DataSet:
     def _read(self, source: Source, name: str) -> None:
         import pyarrow as pa
 
-        found = source.bytes_of(name)
-        if found.size > _MAX_BYTES:
-            raise damaged(name, f"it takes {found.size:,} bytes")
+        source.bytes_of(name)
         try:
-            stream = pa.ipc.open_stream(pa.py_buffer(found.read(0, found.size)))
-            for batch in stream:
-                wanted = batch.select([one for one in _COLUMNS if one in batch.schema.names])
-                wanted.validate(full=True)
-                self._batches.append(wanted)
-                self._starts.append(self._starts[-1] + wanted.num_rows)
-        except (pa.ArrowException, OSError, ValueError, KeyError, MemoryError) as error:
+            # Mapped, not read: a data set may be larger than memory, and few of its rows are asked for.
+            with pa.memory_map(str(source.root / name)) as file, pa.ipc.open_stream(file) as stream:
+                for batch in stream:
+                    wanted = batch.select([one for one in _COLUMNS if one in batch.schema.names])
+                    self._batches.append(wanted)
+                    self._starts.append(self._starts[-1] + wanted.num_rows)
+        except _errors() as error:
             raise damaged(name, "it is no Arrow stream that can be read") from error
 
     def row(self, index: int) -> dict[str, Ints] | None:
@@ -70,11 +69,23 @@ class DataSet:
         if not 0 <= index < self._starts[-1]:
             return None
         at = bisect_right(self._starts, index) - 1
-        values = self._batches[at].slice(index - self._starts[at], 1).to_pydict()
+        place = f"row {index} of the data set"
+        try:
+            row = self._batches[at].slice(index - self._starts[at], 1)
+            row.validate(full=True)
+            values = row.to_pydict()
+        except _errors() as error:
+            raise damaged(place, "it makes no sense") from error
         found = {}
         for name, (value,) in values.items():
             try:
                 found[name] = np.asarray(value, dtype=np.int64).reshape(-1)
             except (TypeError, ValueError, OverflowError) as error:
-                raise damaged(f"row {index} of the data set", f"its {name} is no list of integers") from error
+                raise damaged(place, f"its {name} is no list of integers") from error
         return found
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    import pyarrow as pa
+
+    return (pa.ArrowException, OSError, ValueError, KeyError, MemoryError, OverflowError)

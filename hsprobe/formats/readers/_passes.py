@@ -32,7 +32,7 @@ class Piece:
 
 @dataclass
 class Chain:
-    """One request: its tokens so far (UNKNOWN where a prefix cache spared the pass that had them)."""
+    """One request: its tokens so far, the first UNKNOWN where a prefix cache spared the pass that had it."""
 
     name: str
     tokens: list[int]
@@ -46,14 +46,19 @@ class Chains:
     several have, in the order of the batch, which SGLang keeps. Several rows that begin within a request are
     joined to none then: whose prefix the cache spared it cannot be told.
 
+    A request whose first tokens were in no pass, because a prefix cache spared them, is left out: without
+    them none of its rows has a context. One lost token is no more than a dump may lack.
+
     Attributes:
         found: the requests, in order of appearance.
         left_out: passes that make no sense so: verify passes (their rows are drafts), idle ones.
+        headless: requests left out.
     """
 
     def __init__(self) -> None:
         self.found: list[Chain] = []
         self.left_out = 0
+        self.headless = 0
         self._live: list[Chain] = []
         self._by_id: dict[str, Chain] = {}
 
@@ -81,6 +86,9 @@ class Chains:
                 chain = known if known is not None and len(known.tokens) == start else None
             else:
                 chain = next(waiting[start], None) if count == 1 else None
+            if chain is None and start > 1:
+                self.headless += 1
+                continue
             if chain is None:
                 chain = self._begin(rid or f"{where}[{number}]", start)
             chain.tokens += ids[first : first + count].tolist()

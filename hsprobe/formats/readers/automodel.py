@@ -40,6 +40,7 @@ NAME = "NeMo Automodel"
 _MANIFEST = "manifest.json"
 _VERSION = 2
 _SHARD = "shard-{:06d}.safetensors"
+_FILE = re.compile(r"shard-\d{6}\.safetensors")
 _NAME = re.compile(r"(shard-\d{6}\.safetensors)\[(\d{1,9})\]")
 _NUMBERING = Numbering("aux_layer_ids", 1)
 
@@ -98,18 +99,22 @@ class _Shards:
         if not all(type(one) is int and 0 < one < 1 << 40 for one in sizes):
             raise damaged(_MANIFEST, "its num_samples or its shard_size is no number of samples")
         self._samples, self._size = int(sizes[0] or 0), int(sizes[1] or 0)
-        shards = -(-self._samples // self._size)
-        there = sum(1 for name in source.files(".safetensors") if re.fullmatch(r"shard-\d{6}.*", name))
-        whole = f"{there} of {shards} shards are there" if there < shards else ""
+        self._shards = [name for name in source.files(".safetensors") if _FILE.fullmatch(name)]
+        wanted = -(-self._samples // self._size)
+        whole = f"{len(self._shards)} of {wanted} shards are there" if len(self._shards) < wanted else ""
         self.layout = _layout(manifest, whole)
         self._open: tuple[str, dict[str, Any]] | None = None
 
     def names(self) -> Iterator[str]:
-        """See `Reader`. Samples of shards that are not there (an unfinished run) are left out."""
-        for shard, start in enumerate(range(0, self._samples, self._size)):
-            file = _SHARD.format(shard)
-            if self._source.has(file):
-                yield from (f"{file}[{k}]" for k in range(min(self._size, self._samples - start)))
+        """See `Reader`. Each shard is opened, to know how many samples it has."""
+        for file in self._shards:
+            try:
+                aux = tensor(file, self._load(file), "aux_hidden_states", 3)
+            except HsprobeError:
+                yield f"{file}[0]"
+                continue
+            # A shard may claim any number of samples that are nothing.
+            yield from (f"{file}[{k}]" for k in range(aux.shape[0] if aux.size else 1))
 
     def tokens(self, name: str) -> Ints | None:
         """See `Reader`."""
@@ -135,12 +140,7 @@ class _Shards:
         if found is None:
             raise damaged(name, "there is no such sample")
         file, k = found[1], int(found[2])
-        if self._open is None or self._open[0] != file:
-            content = self._source.load(file)
-            if not isinstance(content, dict):
-                raise damaged(file, "it is no shard of a cache")
-            self._open = (file, content)
-        shard = self._open[1]
+        shard = self._load(file)
         for key, rank in (
             ("input_ids", 2),
             ("attention_mask", 2),
@@ -150,6 +150,14 @@ class _Shards:
             if k >= tensor(file, shard, key, rank).shape[0]:
                 raise damaged(name, f"its shard ends before it, in {key}")
         return shard, k
+
+    def _load(self, file: str) -> dict[str, Any]:
+        if self._open is None or self._open[0] != file:
+            content = self._source.load(file)
+            if not isinstance(content, dict):
+                raise damaged(file, "it is no shard of a cache")
+            self._open = (file, content)
+        return self._open[1]
 
     def _ids(self, shard: dict[str, Any], k: int) -> tuple[Ints, int]:
         """(token ids with the shift undone and without padding, the length stored)."""

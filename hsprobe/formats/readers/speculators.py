@@ -4,8 +4,9 @@ Source: speculators 0.9.0, cli/generate_offline_data.py and train/data.py; hs-co
 example_hidden_states_connector.py. `hidden_states` is [S, K + 1, H]: the chunks in ascending order, then, as
 launched by default, the last layer's output before the final norm. Ids are vLLM's: id n is the stream after n
 layers. Nothing is shifted or padded; ids of layers are not stored. With the FP8 connector the values are
-float8 and `hidden_states_scales` holds one factor a row. The loss mask lies in the data set alone, whose row
-i has the token ids of `hs_<i>`; speculators refuses a sample whose own ids differ from them.
+float8 and `hidden_states_scales` holds one factor a row. With vLLM's prefix cache on, the rows of cached
+blocks are missing in front. The loss mask lies in the data set alone, whose row i has the token ids of
+`hs_<i>`; speculators refuses a sample whose own ids differ from them.
 
 Letters: S tokens, K chunks, H hidden width.
 """
@@ -41,6 +42,8 @@ KEY = "speculators"
 NAME = "speculators 0.5 or later"
 _SUFFIXES = (".safetensors",)
 _SCALES = "hidden_states_scales"
+_BLOCK = 16
+"""vLLM's default size of a block of the KV cache, in tokens."""
 _ROW = re.compile(r"(?:.*/)?hs_(\d{1,12})\.safetensors")
 
 
@@ -97,9 +100,12 @@ def _sample(name: str, content: dict[str, Any], data: DataSet | None) -> Sample:
     flat = states.reshape((n, slots * hidden))
     if isinstance(content.get(_SCALES), Stored):
         flat = scaled(flat, content[_SCALES])
-    rows = [Rows("final", (columns(flat, (slots - 1) * hidden, slots * hidden),))]
+    # vLLM's prefix cache spares whole blocks of rows in front; the connector stores what was computed.
+    spared = len(tokens) - n
+    start = spared if spared > 0 and spared % _BLOCK == 0 else 0
+    rows = [Rows("final", (columns(flat, (slots - 1) * hidden, slots * hidden),), start)]
     if slots > 1:
-        rows.append(Rows("aux", (columns(flat, 0, (slots - 1) * hidden),)))
+        rows.append(Rows("aux", (columns(flat, 0, (slots - 1) * hidden),), start))
     return Sample(name, tokens, tuple(rows), loss_mask=_mask(name, tokens, data))
 
 

@@ -39,7 +39,6 @@ KEY = "torchspec"
 NAME = "TorchSpec debug dump"
 _SUFFIXES = (".pt",)
 _NAME = re.compile(r"(.+)\[(\d{1,9})\]")
-_MAX_BATCH = 1 << 20
 
 
 def detect(source: Source) -> Match | None:
@@ -98,11 +97,12 @@ class _Batches:
         """See `Reader`. Each batch is opened, to know how many samples it has."""
         for file in self._source.files(*_SUFFIXES):
             try:
-                count = tensor(file, self._load(file), "hidden_states", 3).shape[0]
+                aux = tensor(file, self._load(file), "hidden_states", 3)
             except HsprobeError:
                 yield file
                 continue
-            yield from (f"{file}[{k}]" for k in range(min(count, _MAX_BATCH)))
+            # A batch may claim any number of samples that are nothing.
+            yield from (f"{file}[{k}]" for k in range(aux.shape[0] if aux.size else 1))
 
     def tokens(self, name: str) -> Ints | None:
         """See `Reader`."""
