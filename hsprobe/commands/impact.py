@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from hsprobe.commands.dumps import add_options, options_of
+
 _DESCRIPTION = """\
 Run the draft offline on both sides' hidden states and say what the served ones
 cost: the accept length that the draft would reach with the states it was
@@ -46,7 +48,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("train", metavar="TRAIN", type=Path, help="trace of what the draft was trained on")
+    parser.add_argument("train", metavar="TRAIN", type=Path, help="dump, or trace, of what it was trained on")
     parser.add_argument("infer", metavar="INFER", type=Path, help="trace of what the server computed")
     parser.add_argument("--draft", metavar="DIR", type=Path, required=True, help="folder of the draft")
     parser.add_argument(
@@ -68,6 +70,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--device", metavar="NAME", default="cpu", help="torch device (default: %(default)s)")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write the report to FILE")
+    add_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -76,9 +79,9 @@ def run(args: argparse.Namespace) -> int:
     from hsprobe.impact import impact
     from hsprobe.report import impact as report
     from hsprobe.report.output import write
-    from hsprobe.report.progress import RowProgress
+    from hsprobe.report.progress import Telling
 
-    with RowProgress("Running the draft, request") as progress:
+    with Telling() as progress:
         found = impact(
             args.train,
             args.infer,
@@ -87,7 +90,9 @@ def run(args: argparse.Namespace) -> int:
             steps=args.steps,
             least_loss=args.least_loss,
             device=args.device,
-            on_text=progress.advanced_to,
+            dump=options_of(args),
+            told=progress.tell,
+            on_text=lambda done, total: progress.tell(f"running the draft, {done} of {total} requests"),
         )
     write(args.output, lambda stream: report.write(found, args.format, stream))
     return 1 if found.lost else 0

@@ -52,6 +52,11 @@ class Reported:
     predicted: Acceptance
 
     @property
+    def lacks(self) -> float:
+        """Accept length that the server falls short of the prediction by."""
+        return (self.predicted.length or 0.0) - (self.server.length or 0.0)
+
+    @property
     def error(self) -> float | None:
         if self.server.length is None or self.predicted.length is None:
             return None
@@ -91,6 +96,7 @@ class ImpactReport:
         lost: whether the served side loses acceptance beyond noise, by its states or by its draft.
         states_cost: whether the states are to blame for it. draft_costs: whether the server's own draft is,
             which accepts less than the same draft does offline on the same states.
+        draft_faults: what its draft does otherwise, in words, where it costs and was recorded.
         reported: None where the server counted nothing.
         requests, left_out: requests run, and why others were not -> how many.
         filled: rows of one side that the other lacks, taken from it -> how many, by side lacking them.
@@ -114,3 +120,4 @@ class ImpactReport:
     left_out: dict[str, int] = field(default_factory=dict)
     filled: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    draft_faults: list[str] = field(default_factory=list)

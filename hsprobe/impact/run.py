@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +12,15 @@ from numpy.typing import NDArray
 
 from hsprobe.compare.statistics import Floats
 from hsprobe.diagnose.diff import DEFAULT_ROWS
+from hsprobe.diagnose.draft.findings import held_against
+from hsprobe.diagnose.dumped import Told, opened
 from hsprobe.diagnose.evidence import Evidence
 from hsprobe.diagnose.gather import Gatherer
-from hsprobe.diagnose.model import Finding
+from hsprobe.diagnose.producer import Producer
 from hsprobe.diagnose.registry import findings
 from hsprobe.diagnose.sides import Side, check_same_model, open_side
 from hsprobe.errors import HsprobeError
+from hsprobe.formats.dump import Options
 from hsprobe.impact import counters, sources
 from hsprobe.impact.chains import Chains
 from hsprobe.impact.mixing import HANDOVER, Mixer, aspect, named
@@ -47,12 +50,14 @@ def impact(
     least_loss: float = LEAST_LOSS,
     rows: int = DEFAULT_ROWS,
     device: str = "cpu",
+    dump: Options | None = None,
+    told: Told | None = None,
     on_text: OnText = lambda done, total: None,
 ) -> ImpactReport:
     """Run the draft on both sides' states over the requests of the capture.
 
     Args:
-        train: trace of the training dump, or of the whole model.
+        train: the training dump as its producer wrote it, or a trace of it or of the whole model.
         infer: trace of the running server, with the tokens that it generated.
         draft: folder of the draft's checkpoint.
         target: folder of the target's, for the token embeddings; by default the one that INFER names.
@@ -60,28 +65,46 @@ def impact(
         least_loss: share of the accept length below which a loss is none.
         rows: as for `hsprobe diff`.
         device: where torch runs the draft.
+        dump, told: as for `hsprobe.diagnose.diff`.
         on_text: gets (done, total) requests.
 
     Raises:
         HsprobeError: a file is unreadable or of another model, the draft cannot be run, or no request can be.
     """
-    with Trace.open(Path(train)) as train_trace, Trace.open(Path(infer)) as infer_trace:
+    with (
+        Trace.open(Path(infer)) as infer_trace,
+        opened(Path(train), dump, beside=infer_trace, told=told) as train_trace,
+    ):
         sides = open_side(train_trace, "train"), open_side(infer_trace, "infer")
         check_same_model(*sides)
         evidence = Gatherer(*sides, rows).run()
         how = counters.served(infer_trace)
-        steps = steps or how.steps
-        if steps is None:
-            raise HsprobeError(
-                f"{infer_trace.path} does not say how many tokens the server drafted.",
-                "Give --steps, the server's --speculative-num-steps.",
-            )
-        found = findings(evidence)
+        evidence.producer = Producer.of(train_trace.provenance)
         folder, model = Path(draft), target or how.target
-        chains = Chains.open(folder, None if model is None else Path(model), steps, device)
-        run = _Run(*sides, evidence, found, chains, folder)
+        count = _steps(steps or how.steps, infer_trace.path)
+        chains = Chains.open(folder, None if model is None else Path(model), count, device)
+        run = _Run(*sides, evidence, chains, folder)
         run.over(texts(infer_trace), on_text)
-        return run.report(how, least_loss)
+        report = run.report(how, least_loss)
+        if not report.draft_costs or not any(name.startswith("draft.") for name in sides[1].stacks):
+            return report
+        return replace(report, draft_faults=_draft_faults(evidence, infer_trace, folder, model))
+
+
+def _steps(count: int | None, path: Path) -> int:
+    if count is None:
+        raise HsprobeError(
+            f"{path} does not say how many tokens the server drafted.",
+            "Give --steps, the server's --speculative-num-steps.",
+        )
+    return count
+
+
+def _draft_faults(evidence: Evidence, infer: Trace, draft: Path, target: Path | str | None) -> list[str]:
+    """What the served draft does otherwise than the folder's, named as `hsprobe diff --draft` names it."""
+    evidence.draft = held_against(infer, draft, target)
+    found = [one for one in findings(evidence) if aspect(one) is None]
+    return [f"{one.code} {one.name}: {one.title}" for one in found]
 
 
 @dataclass
@@ -99,11 +122,9 @@ class _Tally:
 class _Run:
     """Runs the draft over the requests under every set of findings that is asked about."""
 
-    def __init__(
-        self, train: Side, infer: Side, evidence: Evidence, found: list[Finding], chains: Chains, draft: Path
-    ) -> None:
+    def __init__(self, train: Side, infer: Side, evidence: Evidence, chains: Chains, draft: Path) -> None:
         self.train, self.infer, self.chains, self.draft = train, infer, chains, draft
-        self.findings = found
+        self.findings = found = findings(evidence)
         self.notes: list[str] = []
         handover = any(aspect(one) == HANDOVER for one in found)
         self.served = sources.served(infer, received=handover)
@@ -120,6 +141,7 @@ class _Run:
                 self.tallies.setdefault(active, _Tally())
         self.training, self.serving = _Tally(), _Tally()
         self.predicted: dict[str, Acceptance] = {}
+        self.generated = 0
         self.left_out: Counter[str] = Counter()
         self.filled: Counter[str] = Counter()
 
@@ -134,6 +156,7 @@ class _Run:
                 f"{self.infer.trace.path} holds no request with generated tokens.",
                 "Capture with --max-new-tokens 64 or more; acceptance shows only while tokens are generated.",
             )
+        self.generated = sum(text.completion for text in requests)
         for done, text in enumerate(requests, start=1):
             self._one(text)
             on_text(done, len(requests))
@@ -256,6 +279,11 @@ class _Run:
         if how.steps is not None and how.steps != self.chains.steps:
             notes.append(f"The server drafted {how.steps} steps, the prediction {self.chains.steps}.")
         heads = sum(len(one) for one in self.training.lengths)
+        if heads < self.generated:
+            notes.append(
+                f"{heads:,} of the {self.generated:,} generated tokens have states on both sides; "
+                "the others are not compared."
+            )
         if heads < FEW_HEADS:
             notes.append(
                 f"{heads} generated tokens give rough figures; capture both sides with more --max-new-tokens."

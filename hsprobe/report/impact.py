@@ -83,10 +83,15 @@ def _verdict(report: ImpactReport) -> RenderableType:
             Text(f"accept length {served} as served, {trained} as trained ({most})"),
         ]
     lines += _against_server(report)
-    if report.draft_costs:
+    found = report.reported
+    if report.draft_costs and found is not None:
         lines += [
-            Text("the server accepts less than this draft does on the same states", style=_BAD),
-            Text("> It runs another draft, or builds it otherwise: see HS8xx in hsprobe diff."),
+            Text(
+                f"the server accepts {found.lacks:.2f} tokens less than this draft does on the same states",
+                style=_BAD,
+            ),
+            *(Text(f"- {fault}") for fault in report.draft_faults),
+            Text(f"> Its draft is another, or built otherwise: hsprobe diff INFER --draft {report.draft}"),
         ]
     return block(Text("LOSS", style=_BAD), lines)
 

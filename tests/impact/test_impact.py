@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,31 +15,9 @@ from hsprobe.impact import impact
 from hsprobe.impact.chains import Chains
 from hsprobe.impact.texts import Text
 from hsprobe.impact.walk import walk
-from hsprobe.probes.transformers.reference import ReferencePlan, capture_reference
 from hsprobe.trace.reader import Trace
 
 NEW_TOKENS, STEPS = 40, 3
-
-
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory):
-    """A function that gives a trace of the target's states at the outputs of layers."""
-    folder = tmp_path_factory.mktemp("impact")
-    prompts = load_prompts(TRAINED / "prompts.jsonl", 4)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-
-    def make(layers, name="", new_tokens=NEW_TOKENS, prompts=prompts) -> Path:
-        path = folder / f"{name or 'layers'}-{layers}.h5"
-        if not path.exists():
-            plan = ReferencePlan(
-                model=TRAINED / "target", out=path, layers=layers, max_new_tokens=new_tokens, dtype="float32"
-            )
-            capture_reference(plan, prompts, lambda done, total: None)
-        return path
-
-    yield make
-    torch.set_num_threads(threads)
 
 
 def run(train, infer, **options):
