@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -141,6 +142,11 @@ def narrowed(keys: Keys, rows: Rows) -> Keys:
     return Keys(**{column.name: getattr(keys, column.name)[rows] for column in fields(keys)})
 
 
+def _labels(base: Stack, keys: Keys) -> dict[str, Any]:
+    """What a view over a stack takes over from it."""
+    return {one.name: getattr(base, one.name) for one in fields(Stack)} | {"keys": keys}
+
+
 @dataclass
 class Mean(Stack):
     """The mean over ranks of one tensor, over the rows that all of them hold; labelled as the first rank's.
@@ -157,7 +163,7 @@ class Mean(Stack):
         rows = common(stacks, passes)
         base = stacks[0]
         keys = narrowed(base.keys, rows[0])
-        return cls(base.side, base.name, base.pieces, keys, base.starts, list(zip(stacks, rows, strict=True)))
+        return cls(**_labels(base, keys), parts=list(zip(stacks, rows, strict=True)))
 
     def read(self, rows: Rows) -> Floats:
         """[n] -> [n, W]"""
@@ -181,6 +187,11 @@ class Changed(Stack):
     inner: Stack | None = None
     swaps: Mapping[int, Reader] = field(default_factory=dict)
     hidden: int = 0
+
+    @classmethod
+    def of(cls, inner: Stack, swaps: Mapping[int, Reader], hidden: int) -> Changed:
+        """A stack with these chunks put right."""
+        return cls(**_labels(inner, inner.keys), inner=inner, swaps=swaps, hidden=hidden)
 
     def read(self, rows: Rows) -> Floats:
         """[n] -> [n, W]"""
@@ -219,7 +230,7 @@ class Shards(Stack):
         base = stacks[0]
         keys = narrowed(base.keys, rows[0])
         parts = list(zip(stacks, rows, strict=True))
-        return cls(base.side, base.name, base.pieces, keys, base.starts, parts, count)
+        return cls(**_labels(base, keys), parts=parts, count=count)
 
     def ordered(self, order: Sequence[int]) -> Shards:
         """The same with the ranks' shards in another order."""
@@ -236,3 +247,94 @@ class Shards(Stack):
         for place, (stack, index) in enumerate(self.parts):
             out[:, :, place] = stack.read(index[rows]).reshape(len(rows), self.count, shard)
         return out.reshape(len(rows), -1)
+
+
+@dataclass
+class Taken(Stack):
+    """Some rows of a stack, or its rows under other labels.
+
+    Attributes:
+        inner: the stack; `index`: its row for each row of this one.
+    """
+
+    inner: Stack | None = None
+    index: Rows = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @classmethod
+    def of(cls, inner: Stack, index: Rows, keys: Keys | None = None) -> Taken:
+        """Rows of a stack, by default under their own labels."""
+        labels = narrowed(inner.keys, index) if keys is None else keys
+        return cls(**_labels(inner, labels), inner=inner, index=index)
+
+    @property
+    def width(self) -> int:
+        assert self.inner is not None
+        return self.inner.width
+
+    def read(self, rows: Rows) -> Floats:
+        """[n] -> [n, W]"""
+        assert self.inner is not None
+        return self.inner.read(self.index[rows])
+
+
+@dataclass
+class Columns(Stack):
+    """A stack with its blocks of columns in another order.
+
+    Attributes:
+        inner: the stack; `order`: for each block of this one its block there.
+    """
+
+    inner: Stack | None = None
+    order: Sequence[int] = ()
+
+    @classmethod
+    def of(cls, inner: Stack, order: Sequence[int]) -> Columns:
+        """The blocks of a stack, in this order."""
+        return cls(**_labels(inner, inner.keys), inner=inner, order=list(order))
+
+    @property
+    def width(self) -> int:
+        assert self.inner is not None
+        return self.inner.width
+
+    def read(self, rows: Rows) -> Floats:
+        """[n] -> [n, W]"""
+        assert self.inner is not None
+        found = self.inner.read(rows)
+        blocks = found.reshape(len(found), len(self.order), -1)
+        return np.ascontiguousarray(blocks[:, list(self.order)]).reshape(len(found), -1)
+
+
+@dataclass
+class Together(Stack):
+    """The rows of several stacks of one name, one after the other."""
+
+    parts: list[Stack] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, parts: Sequence[Stack]) -> Together:
+        """As one."""
+        first = parts[0]
+        keys = Keys(
+            **{
+                column.name: np.concatenate([getattr(part.keys, column.name) for part in parts])
+                for column in fields(first.keys)
+            }
+        )
+        return cls(**_labels(first, keys), parts=list(parts))
+
+    @property
+    def width(self) -> int:
+        return self.parts[0].width
+
+    def read(self, rows: Rows) -> Floats:
+        """[n] -> [n, W]"""
+        out = np.empty((len(rows), self.width), np.float32)
+        start = 0
+        for part in self.parts:
+            here = (rows >= start) & (rows < start + part.rows)
+            if here.any():
+                out[here] = part.read(rows[here] - start)
+            start += part.rows
+        return out

@@ -49,6 +49,16 @@ class Group:
         return f" in {numbers_of(phase_name(phase) for phase in sorted(shown))}"
 
 
+# Terms of which a rank can hold the whole; each may come to be summed over the ranks.
+_SUMMED = ("mlp", "attention", "block", "state", "middle", "before")
+
+
+def summed_over_ranks(evidence: Evidence, part: Part) -> bool:
+    """Whether a term is in the state as many times as there are ranks that share a sum."""
+    form, ranks = part.form, evidence.summed_ranks
+    return ranks > 1 and form.base == 1.0 and form.term in _SUMMED and form.factor + 1 == ranks
+
+
 def numbers_of(words: Iterable[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     found = list(words)
@@ -75,10 +85,20 @@ def form_findings(
     about: Explanation,
     rank: int,
     mend: Callable[[Group], Mend] | None = None,
+    wanted: Callable[[Part], bool] | None = None,
 ) -> list[Finding]:
-    """One finding a side for chunks whose form of the state is this class's."""
+    """One finding a side for chunks whose form of the state is this class's.
+
+    Args:
+        wanted: whether a part is; by default those whose form the class proposed, but for terms that count
+            once for each rank.
+    """
     found = []
-    for group in groups(evidence, lambda part: part.form.code == about.code):
+
+    def proposed(part: Part) -> bool:
+        return part.form.code == about.code and not summed_over_ranks(evidence, part)
+
+    for group in groups(evidence, wanted or proposed):
         part = group.parts[0]
         found.append(
             about.finding(

@@ -154,6 +154,11 @@ class Evidence:
     ranks: list[RankFacts] = field(default_factory=list)
 
     @property
+    def summed_ranks(self) -> int:
+        """How many ranks of the server share a sum; 1 where there is no tensor parallelism."""
+        return max((facts.size for facts in self.ranks if facts.side == "infer"), default=1)
+
+    @property
     def lines(self) -> list[ChunkLine]:
         return [chunk.line for chunk in self.chunks]
 

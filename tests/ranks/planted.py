@@ -12,10 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from tests.ranks.sharded import Change, Keep, Tensors, chunk, layer, mid, parts, shard
-from tests.synthetic import Floats, L, World, write_infer, write_train
+from tests.ranks.sharded import (
+    DEPTHS,
+    Change,
+    Keep,
+    Tensors,
+    chunk,
+    data_parallel,
+    layer,
+    mid,
+    parts,
+    shard,
+)
+from tests.synthetic import Floats, H, L, World, write_infer, write_train
 
-DEPTHS = (3, 6, 8)
 SITES = ("aux", "layer", "mid", "draft.input")
 
 
@@ -39,6 +49,8 @@ class RankCase:
     keep: Keep | None = None
     infer: dict[str, Any] = field(default_factory=dict)
     coords: Callable[[int], dict[str, int]] | None = None
+    names: Callable[[int, str], bool] | None = None
+    padded: int | None = None
 
     def write(self, folder: Path, dtype: str, ranks: int, sites: Sequence[str] = SITES) -> tuple[Path, Path]:
         """(training dump, capture)."""
@@ -46,7 +58,11 @@ class RankCase:
         train = write_train(folder / "t.h5", DEPTHS, world=world, every=self.every)
         made = {"ids": [d - 1 for d in DEPTHS], **self.infer}
         one = write_infer(folder / "one.h5", self.made, world=world, sites=sites, **made)
-        return train, shard(one, folder / "i.h5", ranks, self.change, keep=self.keep, coords=self.coords)
+        if self.padded is not None:
+            return train, data_parallel(one, folder / "i.h5", ranks, taken=self.padded)
+        return train, shard(
+            one, folder / "i.h5", ranks, self.change, keep=self.keep, coords=self.coords, names=self.names
+        )
 
 
 def handed(change: Callable[[int, int, int, Floats, Tensors], Floats]) -> Change:
@@ -148,3 +164,75 @@ def order_of_sums(rank: int, ranks: int, held: Tensors) -> None:
         if mid(depth - 1) in held:
             held[mid(depth - 1)] *= 1 + size * rng.normal(size=held[mid(depth - 1)].shape).astype(np.float32)
     _hand_over(held)
+
+
+def summed(what: str) -> Change:
+    """A term that every rank holds whole, once for each rank."""
+
+    def change(rank: int, ranks: int, k: int, values: Floats, held: Tensors) -> Floats:
+        state, middle = held[layer(DEPTHS[k])], held[mid(DEPTHS[k] - 1)]
+        whole = {"residual": middle, "mlp": state - middle, "state": state}[what]
+        return values + (ranks - 1) * whole
+
+    return handed(change)
+
+
+def columns(place: Callable[[int, int], int]) -> Change:
+    """Every rank holds its share of the columns of each chunk: (rank, ranks) -> which."""
+
+    def apply(rank: int, ranks: int, held: Tensors) -> None:
+        width = H // ranks
+        start = place(rank, ranks) * width
+        for name in ("aux", "draft.input"):
+            if name in held:
+                values = [chunk(held[name], k)[:, start : start + width] for k in range(len(DEPTHS))]
+                held[name] = np.concatenate(values, axis=1)
+
+    return apply
+
+
+def gathered_across_chunks(rank: int, ranks: int, held: Tensors) -> None:
+    """All chunks of the first rank, then all of the next."""
+    for name in ("aux", "draft.input"):
+        if name in held:
+            values = held[name].reshape(len(held[name]), len(DEPTHS), ranks, H // ranks)
+            held[name] = np.ascontiguousarray(values.swapaxes(1, 2)).reshape(len(values), -1)
+
+
+def tokens(pick: Callable[[int, int, int], slice]) -> Keep:
+    """Every rank holds some rows of each pass in aux: (rank, ranks, rows of the pass) -> which."""
+
+    def keep(rank: int, ranks: int, name: str, passes: Any) -> Any:
+        if name not in ("aux", "draft.input"):
+            return None
+        rows = [np.flatnonzero(passes == number) for number in np.unique(passes)]
+        return np.concatenate([one[pick(rank, ranks, len(one))] for one in rows])
+
+    return keep
+
+
+def in_blocks(rank: int, ranks: int, count: int) -> slice:
+    part = -(-count // ranks)
+    return slice(rank * part, (rank + 1) * part)
+
+
+def alternating(rank: int, ranks: int, count: int) -> slice:
+    return slice(rank, count, ranks)
+
+
+def last_stage(rank: int, name: str) -> bool:
+    """Two stages: depths up to 4, and from 5 on with what feeds the draft."""
+    if "/" not in name:
+        return rank == 1 if name != "embed" else rank == 0
+    number = int(name.split("/")[1])
+    return number <= 4 if rank == 0 else number >= 5
+
+
+def without_early_chunks(rank: int, ranks: int, held: Tensors) -> None:
+    for name in ("aux", "draft.input"):
+        if name in held:
+            held[name] = held[name][:, H:]
+
+
+def stage(rank: int) -> dict[str, int]:
+    return {"pp": rank, "pp_size": 2}

@@ -11,13 +11,22 @@ from hsprobe.diagnose.model import Report
 from tests.ranks.planted import (
     DEPTHS,
     RankCase,
+    alternating,
+    columns,
+    gathered_across_chunks,
+    in_blocks,
+    last_stage,
     noisy,
     on_last,
     order_of_sums,
     partial,
     partial_in_stream,
     some_rows,
+    stage,
     stream_from,
+    summed,
+    tokens,
+    without_early_chunks,
 )
 from tests.ranks.sharded import layer
 
@@ -44,8 +53,26 @@ CASES = [
         "one low and not summed", "HS101 HS703", partial("mlp", depths=(2, 5, 7)),
         ["1 layer too early", "the MLP outputs of layers 1, 4 and 6"], "HS703", made=(2, 5, 7),
     ),
+    RankCase("residual on every rank", "HS704", summed("residual"), ["residual"]),
+    RankCase("MLP on every rank", "HS704", summed("mlp"), ["MLP output", "times"]),
+    RankCase("state summed again", "HS704", summed("state")),
+    RankCase("half the columns", "HS702", columns(lambda r, n: r), ["of the 64 columns of aux"]),
+    RankCase("the other half of the columns", "HS702", columns(lambda r, n: n - 1 - r)),
+    RankCase("gathered across chunks", "HS702", gathered_across_chunks, ["wrong order"]),
+    RankCase("tokens in blocks", "HS705", says=["a part of the tokens of aux"], keep=tokens(in_blocks)),
+    RankCase("tokens alternating", "HS705", says=["a part of the tokens of aux"], keep=tokens(alternating)),
+    RankCase("padding for tokens", "HS706", says=["hold the states of padding rows"], padded=2),
+    RankCase("data parallel", "", padded=0),
     RankCase("nothing", ""),
     RankCase("order of sums", "", order_of_sums),
+]  # fmt: skip
+
+STAGES = [
+    RankCase("stages", "", coords=stage, names=last_stage),
+    RankCase(
+        "a chunk of an earlier stage", "HS707", without_early_chunks, ["feeds the draft, lacks depth 3"],
+        coords=stage, names=last_stage,
+    ),
 ]  # fmt: skip
 
 
@@ -70,3 +97,10 @@ def test_what_was_planted_is_named_and_nothing_else(
     if case.change is order_of_sums and dtype == "float32":
         pytest.skip("a bfloat16 matter")
     _check(diff(*case.write(tmp_path, dtype, ranks)), case, ranks)
+
+
+@pytest.mark.parametrize("case", STAGES, ids=lambda case: case.name)
+def test_stages_that_cover_the_model_are_no_fault_and_a_chunk_lost_between_them_is(
+    tmp_path: Path, case: RankCase
+) -> None:
+    _check(diff(*case.write(tmp_path, "bfloat16", 2)), case, 2)

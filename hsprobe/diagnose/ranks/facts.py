@@ -88,6 +88,78 @@ class PartialSum:
         return not self.chunks
 
 
+@dataclass(frozen=True)
+class WidthShards:
+    """A tensor of which every rank holds some columns, or in which such columns were joined in another order.
+
+    Attributes:
+        name: of the tensor. width: columns of one shard, of the `hidden` of a chunk.
+        order: of the shards: the ranks in the order in which they join; of a joined tensor, for each block of
+            columns the one that should stand there. None where it could not be told.
+        joined: the tensor is joined, in the wrong order.
+        error: of the joined tensor in the right order; `before` as it is.
+    """
+
+    name: str
+    members: list[Member]
+    width: int
+    hidden: int
+    order: list[int] | None
+    joined: bool
+    error: float
+    before: float
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """A tensor of which every rank holds some rows, or whose rows stand in the order of such parts.
+
+    Attributes:
+        order: "in blocks", "interleaved", or "" where it is neither.
+        moved: the rows do not stand where their labels say.
+        whole: every rank holds all rows; only their order is wrong.
+        rows, of: rows of a rank, of those of the passes.
+    """
+
+    name: str
+    members: list[Member]
+    order: str
+    moved: bool
+    whole: bool
+    rows: int
+    of: int
+
+    @property
+    def handed(self) -> bool:
+        """Whether it is what the draft is handed."""
+        return self.name in ("aux", "draft.input")
+
+
+@dataclass(frozen=True)
+class Padding:
+    """Rows of tokens that hold the states of padding rows: `rows` of the `of` that a rank holds."""
+
+    name: str
+    member: Member
+    rows: int
+    of: int
+    example: str
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Pipeline stages.
+
+    Attributes:
+        feeds: the rank that feeds the draft. seen: each stage's first rank and the depths that it recorded.
+        missing: depths asked for that only another stage saw.
+    """
+
+    feeds: Member
+    seen: list[tuple[Member, list[int]]]
+    missing: list[int]
+
+
 @dataclass
 class RankFacts:
     """Everything about the ranks of one side.
@@ -110,6 +182,10 @@ class RankFacts:
     comparisons: list[RankComparison] = field(default_factory=list)
     classes: list[list[list[Member]]] = field(default_factory=list)
     partials: list[PartialSum] = field(default_factory=list)
+    shards: list[WidthShards] = field(default_factory=list)
+    scatters: list[Scatter] = field(default_factory=list)
+    paddings: list[Padding] = field(default_factory=list)
+    stages: Stages | None = None
     named: set[int] = field(default_factory=set)
     undecided: bool = False
     wrong: set[int] = field(default_factory=set)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from hsprobe.compare.direct import Lane
 from hsprobe.compare.noise import coarsest, expected_error
-from hsprobe.compare.ranks import Changed, Mean, Member, PassRows, Reader, groups, members
+from hsprobe.compare.ranks import Changed, Mean, Member, PassRows, Reader, Together, groups, members
 from hsprobe.compare.stack import Stack, stacks_of
 from hsprobe.diagnose.evidence import Serving
 from hsprobe.diagnose.model import Depth
 from hsprobe.diagnose.ranks.facts import PartialSum, RankComparison, RankFacts, SiteDifference
 from hsprobe.diagnose.ranks.partial import Question, merged, partial_sum, summed
+from hsprobe.diagnose.ranks.placement import Placement
 from hsprobe.diagnose.ranks.replicas import CHUNKED, Replicas, equal_ranks
+from hsprobe.diagnose.ranks.stages import notes, stages
 from hsprobe.diagnose.settle import same_process_noise
 from hsprobe.diagnose.sides import Side, open_side, served_depths
 from hsprobe.diagnose.stream import Stream
 from hsprobe.trace.reader import Trace
+
+_MOST_CHUNKS = 65
 
 
 @dataclass
@@ -33,7 +37,8 @@ class Survey:
     trace: Trace
     name: str
     reference: Side | None = None
-    _virtual: dict[str, Stack] = field(default_factory=dict)
+    _fixed: dict[tuple[int, str], Stack] = field(default_factory=dict)
+    _spread: set[str] = field(default_factory=set)
     _speakers: dict[tuple[int, int], Member] = field(default_factory=dict)
 
     def run(self) -> tuple[Side, RankFacts]:
@@ -48,7 +53,10 @@ class Survey:
         for group in groups(self.members):
             self._group(group, facts)
         facts.partials = merged(facts.partials)
-        return self.side(), facts
+        side = self.side()
+        facts.stages = stages(self.members, self.stacks, self.whole.hidden, self.claimed)
+        facts.notes += notes(facts)
+        return side, facts
 
     def side(self) -> Side:
         """The side that speaks for all ranks."""
@@ -57,11 +65,20 @@ class Survey:
             held = [m for m in group if self.stacks[m.number]]
             speaker = self._speakers.get((group[0].dp, group[0].pp))
             for name in sorted({name for m in held for name in self.stacks[m.number]}):
-                holders = [
-                    m for m in [*([speaker] if speaker else []), *held] if name in self.stacks[m.number]
-                ]
-                chosen.setdefault(name, []).append(holders[0].number)
-        stacks = stacks_of(self.trace, self.name, chosen) | self._virtual
+                having = [m for m in held if name in self.stacks[m.number]]
+                if name not in self._spread:
+                    having = [m for m in having if m == speaker][:1] or having[:1]
+                chosen.setdefault(name, []).extend(m.number for m in having)
+        return self._side(chosen)
+
+    def _side(self, chosen: Mapping[str, Sequence[int]]) -> Side:
+        """These ranks' tensors, put right where that is possible."""
+        stacks = stacks_of(self.trace, self.name, chosen)
+        for name, numbers in chosen.items():
+            if any((number, name) in self._fixed for number in numbers):
+                parts = [self._fixed.get((n, name), self.stacks[n].get(name)) for n in numbers]
+                known = [part for part in parts if part is not None]
+                stacks[name] = known[0] if len(known) == 1 else Together.of(known)
         return open_side(self.trace, self.name, stacks, self.whole.hidden)
 
     def speak(self, member: Member) -> None:
@@ -94,20 +111,43 @@ class Survey:
     @cached_property
     def replicas(self) -> Replicas:
         side = self.whole
-        count = max((s.width // side.hidden for s in side.stacks.values() if s.name in CHUNKED), default=0)
-        said: Sequence[Depth] = served_depths(Serving.of(self.trace.provenance), side.chunked(), count)
         return Replicas(
-            self.trace, self.stacks, self.passes, said, side.hidden, side.num_layers, side.model_dtype
+            self.trace, self.stacks, self.passes, self.claimed, side.hidden, side.num_layers, side.model_dtype
         )
+
+    @cached_property
+    def claimed(self) -> list[Depth]:
+        """The depths that the chunks are said to have, of however many chunks."""
+        serving, stack = Serving.of(self.trace.provenance), self.whole.chunked()
+        for count in range(1, _MOST_CHUNKS):
+            said = served_depths(serving, stack, count)
+            if None not in said:
+                return said
+        return []
+
+    @cached_property
+    def placement(self) -> Placement:
+        said = [depth for depth in self.claimed if isinstance(depth, int)]
+        others = {} if self.reference is None else _states(self.reference)
+        truth = {m.number: {**others, **self._wide(m)} for m in self.members}
+        return Placement(self.trace, self.stacks, self.passes, self.whole.hidden, said, truth, self._size())
+
+    def _wide(self, member: Member) -> dict[int, Lane]:
+        """A rank's own stream, where it holds all columns."""
+        found = {}
+        for one in self.members:
+            if (one.dp, one.tp) == (member.dp, member.tp):
+                found.update(_streamed(self.stacks[one.number].values(), self.whole.hidden))
+        return found
 
     def side_of(self, member: Member) -> Side:
         """What one rank holds by itself, with the other pipeline stages of its place."""
-        chosen = [
-            m.number
-            for m in self.members
-            if (m.dp, m.tp) == (member.dp, member.tp) or m.number == member.number
-        ]
-        return open_side(self.trace, self.name, stacks_of(self.trace, self.name, chosen), self.whole.hidden)
+        near = [m for m in self.members if (m.dp, m.tp) == (member.dp, member.tp) or m == member]
+        chosen: dict[str, list[int]] = {}
+        for one in near:
+            for name in self.stacks[one.number]:
+                chosen.setdefault(name, []).append(one.number)
+        return self._side(chosen)
 
     # One group of ranks that should hold the same
 
@@ -115,13 +155,45 @@ class Survey:
         held = [member for member in group if self.stacks[member.number]]
         if not held:
             return
-        sites = sorted({name for member in held for name in self.stacks[member.number]})
+        names = sorted({name for member in held for name in self.stacks[member.number]})
+        sites = [name for name in names if not self._in_parts(name, held, facts)]
         classes, made = equal_ranks(held, lambda a, b: self.replicas.compare(a, b, sites))
         facts.classes.append(classes)
         facts.comparisons += made
+        for one in classes:
+            self._misplaced(one, facts)
         if len(classes) > 1:
             self._differing(held, classes, made, facts)
         self.speak(max(classes, key=len)[0])
+
+    def _in_parts(self, name: str, held: list[Member], facts: RankFacts) -> bool:
+        """Whether ranks hold parts of a tensor; they are then put together."""
+        joined = self.placement.shards(name, held, facts)
+        if joined is not None:
+            self._fixed.update({(member.number, name): joined for member in held})
+            return True
+        parts = self.placement.scattered(name, held, facts)
+        if parts is None:
+            return False
+        self._spread.add(name)
+        self._fixed.update({(number, name): stack for number, stack in parts.items()})
+        return True
+
+    def _misplaced(self, equal: list[Member], facts: RankFacts) -> None:
+        """What stands elsewhere than it should in tensors that a rank holds whole; equal ranks hold the "
+        "same."""
+        known = RankFacts(self.name, self.members)
+        for name in CHUNKED:
+            right = self.placement.put_right(equal[0], name, known)
+            if right is not None:
+                self._fixed[equal[0].number, name] = right
+        shown = [one.name for one in (*known.shards, *known.scatters, *known.paddings)]
+        first = next((name for name in CHUNKED if name in shown), "")
+        facts.shards += [replace(one, members=equal) for one in known.shards if one.name == first]
+        facts.scatters += [replace(one, members=equal) for one in known.scatters if one.name == first]
+        facts.paddings += [one for one in known.paddings if one.name == first]
+        if shown:
+            facts.named |= {member.number for member in equal}
 
     def _differing(
         self,
@@ -226,9 +298,8 @@ class Survey:
                 if reader is not None:
                     swaps[answer.chunks[0]] = reader
             if swaps:
-                self._virtual[name] = Changed(
-                    mean.side, mean.name, mean.pieces, mean.keys, mean.starts, mean, swaps, self.whole.hidden
-                )
+                whole = Changed.of(mean, swaps, self.whole.hidden)
+                self._fixed.update({(member.number, name): whole for member in held})
 
     # What is said of all ranks
 
@@ -264,6 +335,14 @@ def _nothing(depth: int) -> float:
 
 def _dtypes(*sides: Side) -> Iterable[str]:
     return (stack.dtype for side in sides for stack in side.stacks.values())
+
+
+def _streamed(stacks: Iterable[Stack], hidden: int) -> dict[int, Lane]:
+    return {
+        stack.depth: Lane(stack, hidden, depth=stack.depth)
+        for stack in stacks
+        if stack.tensor.site == "layer" and isinstance(stack.depth, int) and stack.width == hidden
+    }
 
 
 def _states(side: Side) -> dict[int, Lane]:
