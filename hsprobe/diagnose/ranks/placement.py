@@ -92,7 +92,9 @@ class Placement:
             first, places.table_rows(first, np.arange(first.rows)), table, len(members)
         )
         facts.scatters.append(
-            Scatter(name, members, order, moved, whole=False, rows=first.rows, of=sum(one.rows for one in stacks))
+            Scatter(
+                name, members, order, moved, whole=False, rows=first.rows, of=sum(one.rows for one in stacks)
+            )
         )
         return right
 

@@ -92,7 +92,8 @@ def of_padding(lane: Lane, rows: Rows, state: Lane, noise: float) -> Rows:
         return rows[:0]
     found = sources(lane, rows, state, noise).found
     padding = state.stack.keys.status[np.maximum(found, 0)] == int(RowStatus.PADDING)
-    return rows[(found >= 0) & padding]
+    there: Rows = rows[(found >= 0) & padding]
+    return there
 
 
 def true_rows(lane: Lane, state: Lane, noise: float) -> Rows | None:

@@ -187,7 +187,8 @@ class Survey:
             right = self.placement.put_right(equal[0], name, known)
             if right is not None:
                 self._fixed[equal[0].number, name] = right
-        shown = [one.name for one in (*known.shards, *known.scatters, *known.paddings)]
+        shown = {one.name for one in known.shards} | {one.name for one in known.scatters}
+        shown |= {one.name for one in known.paddings}
         first = next((name for name in CHUNKED if name in shown), "")
         facts.shards += [replace(one, members=equal) for one in known.shards if one.name == first]
         facts.scatters += [replace(one, members=equal) for one in known.scatters if one.name == first]
