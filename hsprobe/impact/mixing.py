@@ -63,19 +63,20 @@ class Mixer:
     """Makes the states of a text under any set of findings.
 
     Args:
+        stream: the side whose residual stream chunks are built anew from.
         served, trained: where either side's chunks come from.
     """
 
     findings: Sequence[Finding]
     evidence: Evidence
-    infer: Side
+    stream: Side
     served: Source
     trained: Source
 
     def __post_init__(self) -> None:
         self._stream = Stream(
-            {d: lane for d, lane in self.infer.layers.items() if isinstance(d, int)},
-            self.infer.mids,
+            {d: lane for d, lane in self.stream.layers.items() if isinstance(d, int)},
+            self.stream.mids,
             same_process_noise(self.served.lanes[0].stack),
         )
         self._about = {f: a for f, one in enumerate(self.findings) if (a := aspect(one)) is not None}

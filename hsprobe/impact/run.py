@@ -40,6 +40,10 @@ OnText = Callable[[int, int], None]
 Active = frozenset[int]
 
 
+def _quietly(text: str, *, stays: bool = False) -> None:
+    pass
+
+
 def impact(
     train: Path | str,
     infer: Path | str,
@@ -51,7 +55,7 @@ def impact(
     rows: int = DEFAULT_ROWS,
     device: str = "cpu",
     dump: Options | None = None,
-    told: Told | None = None,
+    told: Told = _quietly,
     on_text: OnText = lambda done, total: None,
 ) -> ImpactReport:
     """Run the draft on both sides' states over the requests of the capture.
@@ -77,6 +81,7 @@ def impact(
     ):
         sides = open_side(train_trace, "train"), open_side(infer_trace, "infer")
         check_same_model(*sides)
+        told("comparing the states of both sides")
         evidence = Gatherer(*sides, rows).run()
         how = counters.served(infer_trace)
         evidence.producer = Producer.of(train_trace.provenance)
@@ -132,7 +137,9 @@ class _Run:
         self.notes += said
         chains.check_width(self.trained.width, train.trace.path)
         chains.check_width(self.served.width, infer.trace.path)
-        self.mixer = Mixer(found, evidence, infer, self.served, self.trained)
+        # The server's own stream where it was captured; a reference's holds the same states else.
+        stream = infer if any(isinstance(depth, int) for depth in infer.layers) else train
+        self.mixer = Mixer(found, evidence, stream, self.served, self.trained)
         self.items = self.mixer.items()
         self.everything: Active = frozenset(f for item in self.items for f in item.findings)
         self.tallies: dict[Active, _Tally] = {}
