@@ -48,7 +48,7 @@ def _attending(material: Material, **how: Any) -> Variant:
 
 def _ropes(material: Material, served: Mapping[str, Any], target_rope: Rope | None) -> Iterator[Hypothesis]:
     own = material.ref.config.rope
-    where = f"Set it in {material.ref.config.folder}/config.json, as the served draft has it."
+    where = f"Set it in {material.served_config}; if it stands there already, the server does not follow it."
     plain = replace(own, scaling={})
     tries: list[Rope] = []
     told = _served_rope(own, served)

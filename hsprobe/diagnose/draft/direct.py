@@ -234,7 +234,7 @@ def _vocab(material: Material, title: str, index: Ints, wrong: torch.Tensor) -> 
         "draft.logits",
         title,
         steps=[
-            f"Store d2t in {material.ref.config.folder} as target id minus draft id: SGLang adds the draft "
+            f"Store d2t in {material.served_folder} as target id minus draft id: SGLang adds the draft "
             "id, and passes t2d over."
         ],
         proof=["the token of the best logit, by the checkpoint's d2t, is not the one proposed"],

@@ -50,7 +50,7 @@ def examine(trace: Trace, draft: Path | str, target: Path | str | None = None) -
         target = named
     with torch.no_grad():
         ref = load(target, draft)
-        material = Material.of(trace, ref)
+        material = Material.of(trace, ref, None if target is None else str(target))
         if material is None or not len(material.rows) or not material.stored:
             raise HsprobeError(
                 f"{trace.path} holds no stage of a draft to compare with {draft}.",

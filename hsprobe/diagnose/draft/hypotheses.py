@@ -13,7 +13,9 @@ from torch import Tensor
 
 from hsprobe.diagnose.draft.compute import Variant
 from hsprobe.diagnose.draft.material import Material
+from hsprobe.draft.checkpoint import target_head
 from hsprobe.draft.timeline import Ints
+from hsprobe.errors import HsprobeError
 
 _ATTENTION, _MLP = "layers.0.self_attn.", "layers.0.mlp."
 _NORM_OF = {
@@ -62,7 +64,7 @@ def _before_fc(material: Material, plain: Variant) -> Iterator[Hypothesis]:
     ref, config = material.ref, material.ref.config
     whole, each = torch.ones(config.aux_width), torch.ones(config.target_hidden)
     ones = {"input_norm.weight": whole, **{f"fc_norm.{k}.weight": each for k in range(config.chunks)}}
-    where = f"in {config.folder}/config.json, as the served draft has it"
+    where = f"in {material.served_config}"
     if config.norm_before_fc:
         without = replace(ref, config=replace(config, norm_before_fc=False))
         yield Hypothesis(
@@ -231,6 +233,9 @@ def _siblings(name: str) -> list[str]:
 def _heads(material: Material, plain: Variant) -> Iterator[Hypothesis]:
     ref = material.ref
     tries = [("is zero: it was not loaded", torch.zeros_like(ref.head))]
+    shared = _target_head(material)
+    if shared is not None and shared.shape == ref.head.shape:
+        tries.append(("is the target's, as with --speculative-algorithm EAGLE", shared))
     if ref.head.shape[0] == ref.head.shape[1]:
         tries.append(("is transposed", ref.head.T))
     if ref.embedding.shape[0] >= len(ref.head):
@@ -250,6 +255,13 @@ def _heads(material: Material, plain: Variant) -> Iterator[Hypothesis]:
                 "Look at lm_head.weight in the checkpoint, at tie_word_embeddings and at draft_vocab_size."
             ],
         )
+
+
+def _target_head(material: Material) -> Tensor | None:
+    try:
+        return None if material.target is None else target_head(material.target)
+    except HsprobeError:
+        return None
 
 
 def _short(name: str) -> str:

@@ -46,6 +46,8 @@ class Material:
     """One rank's draft rows and what was recorded of them.
 
     Attributes:
+        served_folder: of the draft that was served, as the capture names it.
+        target: folder of the target, where one is known.
         ready: site -> rows for which it can be computed, kept by `compute.computable`.
         notes: sites that were left out, and why.
     """
@@ -53,17 +55,22 @@ class Material:
     rank: Rank
     rows: Timeline
     ref: DraftReference
+    served_folder: str
+    target: str | None = None
     stored: dict[str, Stored] = field(default_factory=dict)
     place: dict[str, Ints] = field(default_factory=dict)
     ready: dict[str, Mask] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, trace: Trace, ref: DraftReference) -> Material | None:
+    def of(cls, trace: Trace, ref: DraftReference, target: str | None = None) -> Material | None:
         """What a trace holds of its draft; None where no rank recorded one."""
         for rank in trace.ranks:
             if (rank.passes["model"] == int(Model.DRAFT)).any():
-                found = cls(rank, timeline(trace, rank), ref)
+                draft = trace.provenance.get("draft")
+                served = draft.get("path") if isinstance(draft, dict) else None
+                folder = served if isinstance(served, str) and served else str(ref.config.folder)
+                found = cls(rank, timeline(trace, rank), ref, folder, target)
                 found._open()
                 return found
         return None
@@ -85,6 +92,11 @@ class Material:
             back[tensor.row_index] = np.arange(len(tensor))
             self.stored[name] = tensor
             self.place[name] = back[self.rows.row]
+
+    @property
+    def served_config(self) -> str:
+        """The configuration that the served draft was loaded with."""
+        return f"{self.served_folder}/config.json"
 
     @property
     def dtype(self) -> str:

@@ -72,6 +72,9 @@ def recycled(material: Material) -> tuple[list[StageLine], list[Verdict]]:
     index = np.flatnonzero((rows.step > 0) & (rows.after >= 0) & material.holds(_SITE))
     right = "draft.final" if material.ref.config.norm_output else "draft.layer"
     index = index[material.holds(right)[rows.after[index]]][:_MOST]
+    if len(index):
+        # What is not finite was so before it was handed on.
+        index = index[np.isfinite(material.read(_SITE, index).numpy()).all(axis=1)]
     if not len(index):
         return [], []
     given = _Given(material, index)
@@ -95,10 +98,12 @@ def _verdict(given: _Given, before: Floats, right: str) -> Verdict:
         f"{_SITE}: error {figure(middle)} against {right} of the row before, {figure(left[best])} so",
         f"next best of {len(tried)} tried: {tried[second][0].title}: {figure(left[second])}",
     ]
-    folder = given.material.ref.config.folder
     step = "Hand on the state of the row before, as training did."
     if explained and one.change:
-        step = f"Set it in {folder}/config.json, as the served draft has it."
+        step = (
+            f"Set it in {given.material.served_config}; if it stands there already, the server does not "
+            "follow it."
+        )
     return Verdict(
         "recycle",
         _SITE,
