@@ -21,3 +21,9 @@ def requests() -> list[Request]:
 def served() -> Path:
     """A capture of a real server that serves depths 3, 6, 9, with every depth."""
     return Path(str(data.__file__)).parent / "right.h5"
+
+
+@pytest.fixture(scope="session")
+def served_with_final() -> Path:
+    """As `served`, with the state after the final norm as well."""
+    return DATA / "served.h5"

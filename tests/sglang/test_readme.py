@@ -31,7 +31,7 @@ def commands() -> list[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """What the README's names stand for: TARGET, DRAFT, prompts.jsonl and train.h5."""
+    """What the README's names stand for: TARGET, DRAFT, prompts.jsonl, train.h5, hidden_states."""
     folder = tmp_path_factory.mktemp("readme")
     (folder / "TARGET").symlink_to(TRAINED / "target")
     (folder / "DRAFT").symlink_to(TRAINED / "draft")
@@ -41,6 +41,7 @@ def folder(tmp_path_factory) -> Path:
         "hsprobe capture --model TARGET -o train.h5 --prompts prompts.jsonl --layers 2,5,8 --dtype float32",
         folder,
     )
+    run("hsprobe convert train.h5 hidden_states --to safetensors", folder)
     return folder
 
 
