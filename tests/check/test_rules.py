@@ -146,6 +146,13 @@ def _without(key: str) -> Callable[[Pair], None]:
     return lambda pair: pair.draft.pop(key)
 
 
+def _plain(pair: Pair) -> None:
+    """No more of a draft than any model."""
+    for key in ("eagle_config", "draft_vocab_size"):
+        del pair.draft[key]
+    pair.tensors = {"model.embed_tokens.weight": [96, H]}
+
+
 def _after(change: Callable[[Path], None]) -> Callable[[Pair], None]:
     return lambda pair: setattr(pair, "after", change)
 
@@ -193,6 +200,11 @@ PLANTS: list[tuple[str, Callable[[Pair], None], str]] = [
     ),
     ("CK111", _ids(1, 3, 5, architecture="SomeFutureForCausalLM"), "SomeFutureForCausalLM"),
     ("CK112", _ids(1, 3, 6, version="0.5.9"), "records its CUDA graphs with depths 2, 4, 6"),
+    (
+        "CK112",
+        _ids(1, 3, 6, architecture="Qwen3MoeForCausalLM", version="0.5.9"),
+        "prefill then hands over both, 4 chunks: 2, 4, 6, 7",
+    ),
     ("CK113", _aux_off, "the draft gets the final state and skips fc"),
     ("CK114", _ids(1, 3, 5, architecture="GptOssForCausalLM", version="0.5.15.post1"), "fused all-reduce"),
     ("CK201", _served("EAGLE"), "EAGLE hands it the final state"),
@@ -210,6 +222,11 @@ PLANTS: list[tuple[str, Callable[[Pair], None], str]] = [
     ),
     ("CK205", _both(_set(num_hidden_layers=2), _in("0.5.9")), "runs 1"),
     ("CK205", _tensor("layers.1.mlp.up_proj.weight", [128, H]), "num_hidden_layers is 1"),
+    (
+        "CK206",
+        _both(_set(architectures=["LlamaForCausalLM"]), _plain),
+        "nothing marks LlamaForCausalLM as a draft",
+    ),
     ("CK301", _tensor("fc.weight", [H, 4 * H]), "takes 4 chunks of 64, and the target hands over 3"),
     ("CK302", _set(target_hidden_size=128), "target_hidden_size is 128, and the target is 64 wide"),
     ("CK302", _set(hidden_size=128), "the draft has no target_hidden_size"),

@@ -12,7 +12,7 @@ from hsprobe.formats.sglang_models import ALGORITHM_SINCE, Version
 _LLAMA = "LlamaForCausalLMEagle3"
 _MLA = "Eagle3DeepseekV2ForCausalLM"
 # First version (of those read) with each draft class: `EntryClass` in `sglang/srt/models/*`.
-EAGLE3_CLASSES: dict[str, Version] = {_LLAMA: (), "MistralLarge3ForCausalLMEagle": (), _MLA: (0, 5, 12, 1)}
+EAGLE3_CLASSES: dict[str, Version] = {_LLAMA: (), _MLA: (0, 5, 12, 1)}
 _SPEC_INFO = "sglang/srt/speculative/spec_info.py SpeculativeAlgorithm (0.5.9, 0.5.15.post1, 0.5.23)"
 
 
@@ -145,3 +145,25 @@ def draft_layers(setup: Setup) -> Iterator[Said]:
             f"the draft's file holds {len(stored)} layers and num_hidden_layers is {layers}",
             change=f"num_hidden_layers: {layers}  ->  {len(stored)}",
         )
+
+
+@rule(
+    "CK206",
+    "NO_DRAFT",
+    Severity.WARNING,
+    summary="the draft's folder looks like a whole model, not like a draft",
+    why="It has no layer that takes the target's states: neither fc, nor MTP layers. As a draft of its own "
+    "(STANDALONE) it is handed nothing, and there is nothing to check.",
+    mend="Give the folder of the draft.",
+    sources=(_SPEC_INFO,),
+)
+def no_draft(setup: Setup) -> Iterator[Said]:
+    """A draft that nothing marks as one."""
+    if setup.algorithm != "NEXTN" or setup.is_eagle3 or setup.draft.get("num_nextn_predict_layers"):
+        return
+    name = setup.draft.architecture
+    marked = name.endswith(("NextN", "MTP")) or any(
+        part in tensor for tensor in setup.draft_weights.named for part in ("fc.", "eh_proj", "mtp", "nextn")
+    )
+    if not marked:
+        yield Said(f"nothing marks {name or 'the draft'} as a draft: it has no fc and no MTP layers")

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from hsprobe.check.captured import EAGLE_KEY
 from hsprobe.check.model import Said, Severity, rule
 from hsprobe.check.setup import Setup
-from hsprobe.diagnose.naming import listed
+from hsprobe.diagnose.naming import listed, plural
 from hsprobe.formats.sglang_ids import DFLASH
-from hsprobe.formats.sglang_models import by_class
+from hsprobe.formats.sglang_models import Beyond, by_class
 
 _SETTERS = {"EAGLE3": "set_eagle3_layers_to_capture", DFLASH: "set_dflash_layers_to_capture"}
 _GRAPHS_FIXED = (0, 5, 11)
@@ -89,10 +89,15 @@ def graph_defaults(setup: Setup) -> Iterator[Said]:
         return
     default = sorted({2, layers // 2, layers - 3})
     if found.depths != default:
-        yield Said(
+        text = (
             f"SGLang {setup.version} records its CUDA graphs with depths {listed(default)}, so decode and "
             "verify do not hand over the configured ones"
         )
+        if found.rule is not None and found.rule.beyond is Beyond.INDEX_ERROR:
+            # These classes mark layers, and no mark is taken away again.
+            both = sorted({*default, *found.depths})
+            text += f"; prefill then hands over both, {plural(len(both), 'chunk')}: {listed(both)}"
+        yield Said(text)
 
 
 @rule(

@@ -104,7 +104,8 @@ def context_length(setup: Setup) -> Iterator[Said]:
 
 def _context(config: Config) -> int | None:
     """As `get_context_length`: the first of its keys, times a scaling that says nothing of the original."""
-    scaling = config.get("rope_scaling")
+    # transformers 5 gives rope_parameters under the old name too.
+    scaling = config.get("rope_scaling") or config.get("rope_parameters")
     factor = 1.0
     if isinstance(scaling, dict):
         own = scaling.get("factor", 1)
