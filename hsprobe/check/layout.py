@@ -115,6 +115,8 @@ def _layer(setup: Setup, *, first: bool) -> dict[str, Expected]:
         "hidden_norm.weight": (hidden,),
         "post_attention_layernorm.weight": (hidden,),
     }
+    if output_bias(setup):
+        shapes["self_attn.o_proj.bias"] = (hidden,)
     found = {name: Expected(_sizes(*sizes)) for name, sizes in shapes.items()}
     # Later layers have the norm of the embedding too, and never use it.
     found["input_layernorm.weight"] = Expected(_sizes(hidden), required=first)
@@ -133,6 +135,11 @@ def per_chunk_norms(setup: Setup) -> bool:
     """Whether the class builds a norm for every chunk before fc."""
     asked = setup.draft.flag("fc_norm") or setup.draft.flag("use_aux_norm")
     return asked and setup.number >= MULTI_LAYER
+
+
+def output_bias(setup: Setup) -> bool:
+    """Whether the class builds a bias for o_proj: `models/llama.py`, LlamaDecoderLayer."""
+    return setup.draft.flag("attention_bias") or setup.draft.flag("bias")
 
 
 def norm_before_fc(setup: Setup) -> bool:

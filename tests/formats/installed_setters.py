@@ -1,13 +1,11 @@
-"""Run the id setters of the installed SGLang's model classes on minimal instances; print what they store.
+"""Run the id setters of the installed SGLang's model classes on minimal instances.
 
-Run with ``python -m tests.formats.installed_setters`` in an environment in which SGLang can be imported.
 An instance is of the real class, without its `__init__`: it has only what the setters touch. Its inner model
 is one too, of the class that the real one builds, with plain layers.
 """
 
 import importlib
 import inspect
-import json
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +16,6 @@ from torch import nn
 from hsprobe.formats.sglang_models import FILES
 
 LAYERS = 12
-MARK = "outcomes: "
 SETTERS = {"EAGLE3": "set_eagle3_layers_to_capture", "DFLASH": "set_dflash_layers_to_capture"}
 CASES: dict[str, list[int] | None] = {
     "outputs": [1, 5, 8],
@@ -140,7 +137,7 @@ def stored(inner: Any) -> list[int]:
     return flagged or sorted({int(k) for k in inner.layers_to_capture})
 
 
-def outcomes(file: str, name: str, setter: str) -> Iterator[tuple[str, Any]]:
+def _outcomes(file: str, name: str, setter: str) -> Iterator[tuple[str, Any]]:
     """(case, the layers stored, or the name of the exception)."""
     for case, ids in CASES.items():
         if ids is None and setter == SETTERS["DFLASH"]:
@@ -154,8 +151,8 @@ def outcomes(file: str, name: str, setter: str) -> Iterator[tuple[str, Any]]:
             yield case, stored(inner)
 
 
-def main() -> None:
-    """Print JSON: class -> algorithm -> case -> outcome; a class that cannot be made -> its reason."""
+def outcomes() -> dict[str, Any]:
+    """Class -> algorithm -> case -> outcome; a class that cannot be made -> its reason."""
     name_missing_kernels()
     found: dict[str, Any] = {}
     for row in FILES:
@@ -163,14 +160,10 @@ def main() -> None:
             try:
                 made, _ = instance(row.file, name)
                 found[name] = {
-                    algorithm: dict(outcomes(row.file, name, setter))
+                    algorithm: dict(_outcomes(row.file, name, setter))
                     for algorithm, setter in SETTERS.items()
                     if hasattr(made, setter)
                 }
             except Exception as error:
                 found[name] = f"{type(error).__name__}: {error}"
-    print(MARK + json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()
+    return found

@@ -1,20 +1,15 @@
 """The table of id rules against the installed SGLang: its classes' own methods, run on minimal instances."""
 
-import json
-import subprocess
-import sys
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hsprobe.fixtures import cpu
 from hsprobe.formats.sglang_ids import Beyond, requested_depths, rule_of
 from hsprobe.formats.sglang_models import FILES, by_class
-from tests.formats.installed_setters import CASES, LAYERS, MARK
+from tests.formats.installed_setters import CASES, LAYERS
+from tests.installed import installed
 
-ROOT = Path(__file__).parents[2]
 VERSION = version("sglang")
 # These store the ids of the layers after which they capture, not before which.
 AFTER = {"muse_spark", "beam"}
@@ -23,17 +18,7 @@ NAMES = sorted(by_class())
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.formats.installed_setters"],
-        cwd=ROOT,
-        env=cpu.environment(),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
-    found: dict[str, Any] = json.loads(line.removeprefix(MARK))
+    found: dict[str, Any] = installed("setters")
     return found
 
 

@@ -11,6 +11,7 @@ from hsprobe.check.layout import (
     canonical,
     known_layout,
     norm_before_fc,
+    output_bias,
     per_chunk_norms,
 )
 from hsprobe.check.model import Said, Severity, rule
@@ -139,7 +140,7 @@ def norm_before_residual(setup: Setup) -> Iterator[Said]:
     "CK605",
     "BIAS_IGNORED",
     Severity.ERROR,
-    summary="biases of the draft's layer are not loaded",
+    summary="biases of the draft are not loaded",
     why="SGLang builds the query, key and value projections and the MLP of an EAGLE-3 draft without "
     "biases and leaves theirs out without a word. The bias of fc is loaded where `bias` is set.",
     mend="Train the draft without these biases.",
@@ -149,7 +150,8 @@ def bias_ignored(setup: Setup) -> Iterator[Said]:
     """Biases in the checkpoint that have no place."""
     if not known_layout(setup):
         return
-    parts = ("q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj")
+    parts = ["q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj"]
+    parts += [] if output_bias(setup) else ["o_proj"]
     found = sorted(
         n for n in setup.draft_weights.named if n.endswith(tuple(f".{part}.bias" for part in parts))
     )
@@ -157,4 +159,8 @@ def bias_ignored(setup: Setup) -> Iterator[Said]:
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         yield Said(f"{found[0]}{more} will not be loaded")
     if "fc.bias" in _names(setup) and not setup.draft.flag("bias"):
-        yield Said("fc.bias will not be loaded: bias is not set", change="bias: not set  ->  true")
+        yield Said(
+            "fc.bias will not be loaded: bias is not set",
+            change="bias: not set  ->  true",
+            mend=("Store a bias of zeros for self_attn.o_proj too: with `bias` SGLang builds one.",),
+        )
