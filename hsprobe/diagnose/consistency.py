@@ -23,7 +23,8 @@ from hsprobe.diagnose.evidence import Serving
 from hsprobe.diagnose.growth import Measured, first_divergence, layer_line
 from hsprobe.diagnose.model import Depth, Divergence, Finding, LayerLine, SideSummary
 from hsprobe.diagnose.naming import phase_name
-from hsprobe.diagnose.sides import Side, chunk_lanes, dtypes_between, open_side, served_depths
+from hsprobe.diagnose.ranks.survey import Survey
+from hsprobe.diagnose.sides import Side, chunk_lanes, dtypes_between, served_depths
 from hsprobe.errors import HsprobeError
 from hsprobe.trace.reader import Trace
 from hsprobe.trace.schema import Launch
@@ -124,7 +125,7 @@ def consistency(
 
     tolerance = None if noise is None else read_tolerance(Path(noise))
     with Trace.open(Path(infer)) as trace:
-        side = open_side(trace, "infer")
+        side, ranks = Survey(trace, "infer").run()
         if tolerance is not None:
             tolerance.check_model(side.architecture, side.num_layers, side.hidden)
         checker = Checker(side, tolerance)
@@ -139,6 +140,12 @@ def consistency(
             )
         found = [*findings(comparisons), *draft_findings(drafted)]
         notes = [] if drafted is None else list(drafted.notes)
+        if ranks.several:
+            notes.append(
+                f"INFER holds {len(ranks.members)} ranks, of which one speaks here for all that should "
+                "equal it; "
+                "'--between-ranks' compares them with one another."
+            )
         if not any(c.kind == REPEAT for c in comparisons):
             notes.append(
                 "No token was computed twice with the same tokens before it, so phases and passes could not "

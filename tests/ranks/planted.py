@@ -57,12 +57,13 @@ class RankCase:
         world = World(dtype=dtype)
         train = write_train(folder / "t.h5", DEPTHS, world=world, every=self.every)
         made = {"ids": [d - 1 for d in DEPTHS], **self.infer}
-        one = write_infer(folder / "one.h5", self.made, world=world, sites=sites, **made)
+        one = write_infer(folder / "one.h5", self.made, world=world, sites=SITES, **made)
         if self.padded is not None:
             return train, data_parallel(one, folder / "i.h5", ranks, taken=self.padded)
         return train, shard(
-            one, folder / "i.h5", ranks, self.change, keep=self.keep, coords=self.coords, names=self.names
-        )
+            one, folder / "i.h5", ranks, self.change, keep=self.keep, coords=self.coords, names=self.names,
+            without=without,
+        )  # fmt: skip
 
 
 def handed(change: Callable[[int, int, int, Floats, Tensors], Floats]) -> Change:
@@ -113,6 +114,12 @@ def noisy(x: Floats, share: float = 0.2) -> Floats:
 
 def some_rows(k: int, x: Floats, held: Tensors) -> Floats:
     x[5:12] = noisy(x, 1.0)[5:12]
+    return x
+
+
+def first_request(k: int, x: Floats, held: Tensors) -> Floats:
+    """Rows of the first request, which the source wrote first."""
+    x[:30] = noisy(x, 1.0)[:30]
     return x
 
 

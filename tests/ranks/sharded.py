@@ -5,7 +5,7 @@ Shapes: n rows, H channels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ def shard(
     coords: Callable[[int], Mapping[str, int]] | None = None,
     provenance: Mapping[str, Any] | None = None,
     names: Callable[[int, str], bool] | None = None,
+    without: Sequence[str] = (),
 ) -> Path:
     """Write a trace of several ranks that hold the same passes.
 
@@ -42,7 +43,7 @@ def shard(
         change: what a rank holds that is not what the one rank of the source does.
         keep: rows of a tensor that a rank holds, None for all.
         coords: the place of a rank; by default tensor parallel alone.
-        names: whether a rank holds a tensor.
+        names: whether a rank holds a tensor. without: sites that no rank keeps.
     """
     with Trace.open(source) as trace, TraceWriter(out, {**trace.provenance, **(provenance or {})}) as writer:
         (one,) = trace.ranks
@@ -55,7 +56,7 @@ def shard(
             writer.add_rank(rank, coords(rank) if coords else {"tp": rank, "attn_tp": rank, **sizes})
             writer.add_passes(rank, {name: one.passes[name] for name in PASS_COLUMNS})
             writer.append_rows(rank, {name: one.rows[name] for name in ROW_COLUMNS})
-            _tensors(writer, one, rank, ranks, change, keep, names)
+            _tensors(writer, one, rank, ranks, change, keep, names, without)
             writer.finish_rank(rank)
     return out
 
@@ -68,12 +69,15 @@ def _tensors(
     change: Change | None,
     keep: Keep | None,
     names: Callable[[int, str], bool] | None,
+    without: Sequence[str],
 ) -> None:
     held = {name: t.read() for name, t in one.tensors.items() if names is None or names(rank, name)}
     if change is not None:
         change(rank, ranks, held)
     for name, values in held.items():
         tensor = one.tensors[name]
+        if tensor.site in without:
+            continue
         index = tensor.row_index
         chosen = keep(rank, ranks, name, one.rows["pass"][index]) if keep else None
         if chosen is not None:

@@ -7,12 +7,19 @@ from pathlib import Path
 import pytest
 
 from hsprobe.diagnose import diff
+from hsprobe.diagnose.consistency import SelfReport
 from hsprobe.diagnose.model import Report
+from hsprobe.diagnose.ranks.between import between_ranks
+from hsprobe.errors import HsprobeError
+from hsprobe.report import markdown
+from hsprobe.report.json import document
+from hsprobe.report.terminal import text
 from tests.ranks.planted import (
     DEPTHS,
     RankCase,
     alternating,
     columns,
+    first_request,
     gathered_across_chunks,
     in_blocks,
     last_stage,
@@ -76,7 +83,7 @@ STAGES = [
 ]  # fmt: skip
 
 
-def _codes(report: Report) -> str:
+def _codes(report: Report | SelfReport) -> str:
     assert report.same == (not report.findings)
     return " ".join(sorted(finding.code for finding in report.findings))
 
@@ -88,15 +95,71 @@ def _check(report: Report, case: RankCase, ranks: int) -> None:
         assert words.format(last=f"rank {ranks - 1} of {ranks} (tp {ranks - 1})") in titles
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_what_was_planted_is_named_and_nothing_else(
-    tmp_path: Path, case: RankCase, dtype: str, ranks: int
-) -> None:
-    if case.change is order_of_sums and dtype == "float32":
-        pytest.skip("a bfloat16 matter")
+def test_what_was_planted_is_named_and_nothing_else(tmp_path: Path, case: RankCase) -> None:
+    train, infer = case.write(tmp_path, "bfloat16", 4)
+    _check(diff(train, infer), case, 4)
+    alone = between_ranks(infer)
+    assert _codes(alone) == (case.codes if case.between is None else case.between)
+
+
+# What costs little, on more ranks.
+MANY = (
+    "last rank's stream", "MLP not summed", "one low on the last rank", "residual on every rank",
+    "the other half of the columns", "gathered across chunks", "tokens alternating", "nothing",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("ranks", "dtype"), [(8, "float32"), (16, "bfloat16")])
+@pytest.mark.parametrize("name", MANY)
+def test_any_number_of_ranks_will_do(tmp_path: Path, name: str, ranks: int, dtype: str) -> None:
+    case = next(case for case in CASES if case.name == name)
     _check(diff(*case.write(tmp_path, dtype, ranks)), case, ranks)
+
+
+def test_without_the_stream_within_layers_the_sum_is_found_and_its_term_left_open(tmp_path: Path) -> None:
+    case = RankCase("", "HS703", partial("mlp", only=1))
+    train, infer = case.write(tmp_path, "float32", 4, without=("mid",))
+    (finding,) = diff(train, infer).findings
+    assert finding.code == "HS703"
+    assert "an output of layer 5" in finding.title
+    assert "--sites aux,layer,mid" in " ".join(finding.evidence)
+
+
+def test_a_sum_over_one_of_two_groups_is_told_from_none(tmp_path: Path) -> None:
+    case = RankCase("", "HS703", partial("mlp", groups=2, only=0))
+    (finding,) = diff(*case.write(tmp_path, "float32", 4)).findings
+    assert finding.code == "HS703"
+    assert "4 ranks hold 2 different parts" in " ".join(finding.evidence)
+
+
+def test_the_requests_whose_rows_differ_are_named(tmp_path: Path) -> None:
+    case = RankCase("", "HS701", on_last(first_request))
+    (finding,) = between_ranks(case.write(tmp_path, "float32", 2)[1]).findings
+    assert finding.code == "HS701"
+    assert "request s0 alone" in " ".join(finding.evidence)
+
+
+def test_one_rank_alone_cannot_be_compared_between_ranks(tmp_path: Path) -> None:
+    capture = RankCase("", "").write(tmp_path, "float32", 1)[1]
+    with pytest.raises(HsprobeError, match="one rank alone"):
+        between_ranks(capture)
+
+
+def test_a_report_shows_ranks_only_where_there_are_several(tmp_path: Path) -> None:
+    case = RankCase("", "")
+    one, four = (diff(*case.write(tmp_path, "float32", ranks)) for ranks in (1, 4))
+    assert "rank" not in text(one)
+    assert "4 ranks, equal bit for bit" in text(four)
+    assert document(one)["ranks"] is None
+    assert [line["rank"] for line in document(four)["ranks"]["lines"]] == [1, 2, 3]
+
+
+def test_ranks_that_differ_are_a_table(tmp_path: Path) -> None:
+    case = RankCase("", "", stream_from(5, lambda rank, ranks: rank == 1))
+    report = diff(*case.write(tmp_path, "float32", 4))
+    assert "layer/005" in text(report)
+    assert "**" in markdown.document(report).split("| rank |")[1]
 
 
 @pytest.mark.parametrize("case", STAGES, ids=lambda case: case.name)

@@ -137,10 +137,10 @@ def _steps(found: PartialSum) -> list[str]:
             "fused "
             "all-reduce that did not run)."
         ]
+    norm = "the norm before the MLP" if found.term == "attention" else "the next layer's norm"
     return [
         f"Look at the capture after {at}: it takes hidden_states + residual before the all-reduce that "
-        "all-reduce "
-        "fusion leaves to the next layer's norm. Reduce first, or take the residual after that norm.",
+        f"all-reduce fusion leaves to {norm}. Reduce first, or take the residual after that norm.",
         "To confirm, serve with --enforce-disable-flashinfer-allreduce-fusion (SGLang 0.5.15 on), or with "
         "--tp-size 1, and compare again.",
     ]

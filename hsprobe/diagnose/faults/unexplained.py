@@ -103,11 +103,12 @@ def _proof(chunk: ChunkEvidence, evidence: Evidence) -> list[str]:
 def _described(chunk: ChunkEvidence, evidence: Evidence) -> list[str]:
     """What the difference is like."""
     if chunk.between is not None:
-        return [
+        found = [
             f"the rows lie between depth {chunk.between - 1} and {chunk.between}, as they would without that "
             "layer's last add (HS205) or with the next attention added (HS203): a capture with '--sites "
             "aux,layer,mid' tells"
         ]
+        return [*found, *_one_of_many(evidence)]
     one = next((d for d in evidence.differences if d.chunk == chunk.line.index), None)
     if one is None:
         return []
@@ -126,6 +127,17 @@ def _described(chunk: ChunkEvidence, evidence: Evidence) -> list[str]:
     if shape.channels >= _MOSTLY:
         found.append(f"one channel in a hundred holds {shape.channels:.0%} of it")
     return found or ["it has no constant, scale, low rank or rotation in it, and is spread over the channels"]
+
+
+def _one_of_many(evidence: Evidence) -> list[str]:
+    """Where one rank of several was recorded, what its rows may be a part of."""
+    if evidence.summed_ranks < 2 or any(facts.several for facts in evidence.ranks if facts.side == "infer"):
+        return []
+    return [
+        f"one of {evidence.summed_ranks} ranks was recorded: its own part of a sum that was never taken "
+        "(HS703) "
+        "lies there too; record all ranks"
+    ]
 
 
 def _step(evidence: Evidence, state: State) -> str:

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from hsprobe.compare.align import Pairs
-from hsprobe.compare.direct import Direct, Lane, Limits, compare_many
+from hsprobe.compare.direct import Direct, Lane, Limits, blocks, compare_many
 from hsprobe.compare.noise import Level, coarsest, expected_error
 from hsprobe.compare.ranks import Member, PassRows, join
-from hsprobe.compare.stack import Stack
+from hsprobe.compare.stack import Rows, Stack
+from hsprobe.compare.statistics import row_errors
 from hsprobe.diagnose.chunkline import row_place
 from hsprobe.diagnose.growth import layer_line
 from hsprobe.diagnose.model import Depth, LayerLine
@@ -22,6 +25,7 @@ from hsprobe.trace.reader import Trace
 
 CHUNKED = ("aux", "draft.input")
 _ROUNDS = 3
+_FEW_REQUESTS = 4
 
 
 @dataclass
@@ -53,6 +57,8 @@ class Replicas:
         for _, left, right in lanes:
             if len(left) == len(right) and left[0].stack.width == right[0].stack.width:
                 sites += self._sites(left, right, sites)
+        for place, site in _firsts(sites):
+            sites[place] = replace(site, requests=self._whose(site, mine[site.name], theirs[site.name]))
         return RankComparison(member, against, sites)
 
     def lanes(self, stack: Stack) -> list[Lane]:
@@ -88,6 +94,21 @@ class Replicas:
         ]
         directs = compare_many(jobs, pairs)
         return [self._site(a, d, level) for a, d, level in zip(left, directs, levels, strict=True)]
+
+    def _whose(self, site: SiteDifference, mine: Stack, theirs: Stack) -> str:
+        """The requests whose rows differ at a site, in words; empty where most of them do."""
+        place = site.chunk or 0
+        left, right = self.lanes(theirs)[place], self.lanes(mine)[place]
+        pairs = self._pairs(theirs, mine)
+        bad = differing(left, right, pairs, Level(site.line.noise).row_limit)
+        found = np.unique(theirs.keys.request[bad])
+        every = np.unique(theirs.keys.request[pairs.left])
+        if not len(found) or len(found) > max(_FEW_REQUESTS, len(every) // 2) or len(found) == len(every):
+            return ""
+        ids = self.trace.requests.ids
+        shown = ", ".join(ids[r] if 0 <= r < len(ids) else "unknown" for r in found[:_FEW_REQUESTS])
+        more = ", ..." if len(found) > _FEW_REQUESTS else ""
+        return f"{'request' if len(found) == 1 else 'requests'} {shown}{more} alone"
 
     def _pairs(self, left: Stack, right: Stack) -> Pairs:
         key = (id(left.keys), id(right.keys))
@@ -134,6 +155,25 @@ class Replicas:
             worst=total.largest,
             worst_at=row_place(stack, self.trace, total.largest_at),
         )
+
+
+def _firsts(sites: Sequence[SiteDifference]) -> list[tuple[int, SiteDifference]]:
+    """The first site of the stream that differs, and the first of what is handed to the draft."""
+    bad = [(place, site) for place, site in enumerate(sites) if not site.line.ok]
+    stream = [one for one in bad if one[1].place is not None][:1]
+    return [*stream, *[one for one in bad if one[1].chunk is not None][:1]]
+
+
+def differing(left: Lane, right: Lane, pairs: Pairs, limit: float) -> Rows:
+    """Rows of the left lane's stack that differ from their partners."""
+    scale = np.maximum(left.scale(pairs.left), right.scale(pairs.right))
+    found = [np.zeros(0, np.int64)]
+    for part in blocks(len(pairs), max(left.stack.width, right.stack.width)):
+        a = left.of(left.stack.read(pairs.left[part]))
+        b = right.of(right.stack.read(pairs.right[part]))
+        with np.errstate(invalid="ignore"):
+            found.append(pairs.left[part][~(row_errors(a, b, scale) <= limit)])
+    return np.concatenate(found)
 
 
 def _not_ok(line: LayerLine) -> LayerLine:
