@@ -52,8 +52,8 @@ class RankCase:
     names: Callable[[int, str], bool] | None = None
     padded: int | None = None
 
-    def write(self, folder: Path, dtype: str, ranks: int, sites: Sequence[str] = SITES) -> tuple[Path, Path]:
-        """(training dump, capture)."""
+    def write(self, folder: Path, dtype: str, ranks: int, without: Sequence[str] = ()) -> tuple[Path, Path]:
+        """(training dump, capture). `without`: sites that are not kept, once the fault is planted."""
         world = World(dtype=dtype)
         train = write_train(folder / "t.h5", DEPTHS, world=world, every=self.every)
         made = {"ids": [d - 1 for d in DEPTHS], **self.infer}
