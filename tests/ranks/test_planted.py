@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hsprobe.cli import main
 from hsprobe.diagnose import diff
 from hsprobe.diagnose.consistency import SelfReport
 from hsprobe.diagnose.model import Report
@@ -144,6 +145,14 @@ def test_one_rank_alone_cannot_be_compared_between_ranks(tmp_path: Path) -> None
     capture = RankCase("", "").write(tmp_path, "float32", 1)[1]
     with pytest.raises(HsprobeError, match="one rank alone"):
         between_ranks(capture)
+
+
+def test_the_command_compares_ranks_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train, infer = RankCase("", "").write(tmp_path, "float32", 2)
+    assert main(["diff", str(infer), "--between-ranks"]) == 0
+    assert "the ranks agree" in capsys.readouterr().out
+    assert main(["diff", str(train), str(infer), "--between-ranks"]) == 2
+    assert "two traces were given" in capsys.readouterr().err
 
 
 def test_a_report_shows_ranks_only_where_there_are_several(tmp_path: Path) -> None:
