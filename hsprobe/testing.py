@@ -5,6 +5,7 @@ Trouble (an unreadable file, nothing to compare) is an `HsprobeError`, never a f
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from hsprobe.diagnose.model import Report
 
 NEW_TOKENS = 16
+DUMP_PROMPTS = 32
+"""Samples of a dump that a server is sent."""
 
 
 class DifferentError(AssertionError):
@@ -60,7 +63,7 @@ def assert_draft_sees(
     Args:
         train: the training dump as its producer wrote it, or a trace of it or of the whole model.
         server: the fixture `hsprobe_server`, the URL of a server started with HSPROBE_CAPTURE=1, or a trace
-            that was captured before. A server is sent the prompts of `train`.
+            that was captured before. A server is sent the prompts of `train`, of a dump its first samples.
         max_new_tokens: tokens to generate for each prompt, which is what the draft takes part in.
 
     Raises:
@@ -73,13 +76,28 @@ def assert_draft_sees(
         return
     with tempfile.TemporaryDirectory(prefix="hsprobe-") as folder:
         out = Path(folder) / "infer.h5"
+        prompts = _prompts_of(Path(train), Path(folder))
         if isinstance(server, str):
             from hsprobe.capture.hold import capture_running
 
-            capture_running(server, out, train, max_new_tokens=max_new_tokens)
+            capture_running(server, out, prompts, max_new_tokens=max_new_tokens)
         else:
-            server.capture(out, train, max_new_tokens=max_new_tokens)
+            server.capture(out, prompts, max_new_tokens=max_new_tokens)
         assert_traces_match(train, out)
+
+
+def _prompts_of(train: Path, folder: Path) -> Path:
+    """What to send: the prompts of a trace, or the first samples of a dump, which may have very many."""
+    from hsprobe.formats.registry import is_trace
+
+    if is_trace(train):
+        return train
+    from hsprobe.capture.prompts import load_prompts
+
+    lines = [json.dumps(prompt.payload()) for prompt in load_prompts(train, DUMP_PROMPTS)]
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("\n".join(lines))
+    return prompts
 
 
 def assert_layers(infer: Path | str, ids: Sequence[int]) -> None:

@@ -18,6 +18,7 @@ _MAX_FOLDERS_DEEP = 8
 _MAX_JSON = 256 << 20
 _PEEKED = 32
 _KEPT = 16
+_NUMBERS = re.compile(r"(\d+)")
 HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 
 
@@ -32,6 +33,7 @@ class Source:
 
     path: Path
     unread: list[tuple[str, str]] = field(default_factory=list)
+    _endings: set[str] | None = field(default=None, repr=False)
     _loaded: dict[str, tuple[Any, HsprobeError | None]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -61,12 +63,25 @@ class Source:
 
     def peek(self, *suffixes: str, count: int = _PEEKED) -> list[str]:
         """The first files that end so."""
-        found = []
+        found: list[str] = []
+        if self.is_folder and not self._may_have(suffixes):
+            return found
         for name in self.files(*suffixes):
             found.append(name)
             if len(found) == count:
-                break
+                return found
         return found
+
+    def _may_have(self, suffixes: tuple[str, ...]) -> bool:
+        """Whether any file may end so, by the endings seen in one walk through all, done once.
+
+        Each reader looks for endings of its own, and a walk through 100,000 files takes its time.
+        """
+        if self._endings is None:
+            self._endings = {name[name.rfind(".") :] for name in self._walk("", 0)}
+            self.unread.clear()
+        endings = self._endings
+        return not suffixes or any(s.endswith(e) or e.endswith(s) for s in suffixes for e in endings)
 
     def has(self, name: str) -> bool:
         """Whether there is such a file beside the samples, or in the folder that holds the file given."""
