@@ -300,9 +300,15 @@ def _write_tensor(writer: TraceWriter, segment: Segment, record: Record, gaps: _
         depth=header.get("depth"),
         depths=header.get("depths"),
         chunks=header.get("chunks"),
-        spread=schema.SPREAD_ATTN_TP if header.get("slice") else None,
+        spread=_spread(header),
     )
     return int(kept.sum())
+
+
+def _spread(header: Mapping[str, Any]) -> str | None:
+    if header.get("slice"):
+        return schema.SPREAD_ATTN_TP
+    return schema.SPREAD_COLUMNS if header.get("spread") == schema.SPREAD_COLUMNS else None
 
 
 def _rows_of(rows: Any, n: int, one: PassRows) -> Ints:

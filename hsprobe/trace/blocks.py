@@ -94,6 +94,7 @@ def _tensor(
         "site": column.get("site"),
         "depth": column.get("depth"),
         "depths": column.get("depths"),
+        "spread": column.get("spread"),
         "chunks": column.get("chunks"),
         "dtype": column["dtype"],
         "shape": [n_rows, int(column["width"])],

@@ -71,7 +71,8 @@ class Tensor:
         depth: decoder layers applied, "final" (after the final norm), or None where that has no meaning.
         depths: of a vector of chunks: their depths in stored order as the producer declared them, or None.
         chunks: K, of a vector of chunks, or None.
-        spread: "attn_tp" where SGLang held the rows in slices, one for each rank of attention TP; else None.
+        spread: "attn_tp" where SGLang held the rows in slices, one for each rank of attention TP,
+            "tp_columns" where each rank has columns of its own by design; else None.
         shape: (N, W).
     """
 

@@ -121,3 +121,5 @@ NOT_JOINED: Final = -1
 """Id of a pass whose labels contradict those of other ranks: it is no rank's partner."""
 SPREAD_ATTN_TP: Final = "attn_tp"
 """Attribute `spread` of a tensor whose rows SGLang held in slices, one for each rank of attention TP."""
+SPREAD_COLUMNS: Final = "tp_columns"
+"""Attribute `spread` of a tensor of which each rank of tensor parallelism has its own columns, by design."""

@@ -26,6 +26,8 @@ OUTPUTS = {
     "draft.gate_up": "layers.0.mlp.gate_up_proj",
 }
 """Site -> the part of the draft's inner model whose output it is."""
+SHARES = ("draft.qkv", "draft.context", "draft.gate_up")
+"""Sites at which each rank of tensor parallelism has columns of its own."""
 INPUTS = {"draft.mixed": "layers.0.self_attn.qkv_proj", "draft.context": "layers.0.self_attn.o_proj"}
 
 
@@ -58,7 +60,10 @@ class DraftProbe:
     def _take(self, name: str, tensor: torch.Tensor) -> None:
         labelled = self._recorder.current(draft=True)
         if labelled is not None:
-            self._recorder.guard(name, lambda: self._recorder.take(labelled, name, tensor, site=name))
+            share = name in SHARES
+            self._recorder.guard(
+                name, lambda: self._recorder.take(labelled, name, tensor, site=name, share=share)
+            )
 
     def _entered(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         labelled = self._recorder.current(draft=True)

@@ -22,6 +22,7 @@ from hsprobe.probes.sglang.spooling import Piece, Spooler
 from hsprobe.probes.sglang.staging import Stage
 from hsprobe.probes.sglang.tape import Tape
 from hsprobe.trace.place import ARMED, directory_for_port, make_private, remove_leftovers
+from hsprobe.trace.schema import SPREAD_COLUMNS
 
 logger = logging.getLogger("hsprobe")
 
@@ -219,6 +220,7 @@ class Recorder:
         chunks: int | None = None,
         scattered: bool | None = None,
         last: bool = False,
+        share: bool = False,
     ) -> None:
         """Copy a tensor of the pass and queue it.
 
@@ -227,6 +229,7 @@ class Recorder:
             name: the tensor's name in the trace.
             tensor: ``[n, W]``, rows of the pass. Several are laid side by side.
             scattered, last: what is known of its rows, see `placing.place`.
+            share: under tensor parallelism, it holds this rank's share of the columns.
 
         Raises:
             NotRecordable: the tensor's rows are not rows of the pass.
@@ -237,6 +240,8 @@ class Recorder:
             "depths": None if depths is None else list(depths),
             "chunks": chunks,
         }
+        if share and self._place["tp_size"] > 1:
+            header["spread"] = SPREAD_COLUMNS
         parts = [tensor] if isinstance(tensor, torch.Tensor) else list(tensor)
         if any(part.ndim != 2 for part in parts):
             raise NotRecordable(f"a tensor of shape {list(parts[0].shape)} has no rows of its own")
@@ -307,6 +312,8 @@ class Recorder:
         n_padded = max(labelled.n_rows, int(self._batch.input_ids.shape[0]))
         if n_padded - labelled.n_rows > self._padding and self.stage is not None and labelled.runs is None:
             self._padding = n_padded - labelled.n_rows
+            if not labelled.emitted:
+                self.emit(labelled)
             self.stage.add("padding", {"pass": labelled.number, "rows": self._padding})
         return n_padded
 

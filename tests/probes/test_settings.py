@@ -29,10 +29,12 @@ def test_environment_chooses_folder_sites_depths_and_limit(tmp_path):
             "HSPROBE_CAPTURE": str(tmp_path),
             "HSPROBE_SITES": "layer",
             "HSPROBE_DEPTHS": "2",
+            "HSPROBE_RANKS": "0,4-5",
             "HSPROBE_MAX_BYTES": "1000",
         }
     )
     assert (chosen.directory, chosen.max_bytes) == (tmp_path, 1000)
+    assert (everything.ranks, chosen.ranks) == (None, {0, 4, 5})
     assert chosen.wants("layer", 2)
     assert not chosen.wants("layer", 3)
     assert not chosen.wants("aux")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hsprobe.fixtures import cpu, models
 
-CAPTURE_SECONDS = 400
+CAPTURE_SECONDS = float(os.environ.get("HSPROBE_TEST_SECONDS", "400"))
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,8 @@ class Configuration:
         ids: ``eagle_aux_hidden_state_layer_ids`` of the draft; ``None`` serves without a draft.
         steps: ``--speculative-num-steps``.
         overlap: SGLang's overlap scheduling, which its CPU path otherwise turns off when it speculates.
+        tp: ranks of tensor parallelism.
+        fused: sums over ranks are fused with the norms that follow them, as on a GPU.
         arguments: more server arguments.
         options: options of ``hsprobe capture``.
     """
@@ -29,6 +31,8 @@ class Configuration:
     ids: tuple[int, ...] | None = (1, 3, 5)
     steps: int = 3
     overlap: bool = False
+    tp: int = 1
+    fused: bool = False
     arguments: tuple[str, ...] = ()
     options: tuple[str, ...] = ("--max-new-tokens", "20", "--concurrency", "4")
 
@@ -89,6 +93,8 @@ class Kitchen:
         if configuration.ids is not None:
             draft = self.draft(configuration.target, configuration.ids)
             arguments += cpu.speculative_arguments(draft, configuration.steps)
+        if configuration.tp > 1:
+            arguments.append(f"--tp-size={configuration.tp}")
         return [*arguments, *configuration.arguments]
 
     def capture(self, configuration: Configuration) -> Captured:
@@ -99,7 +105,9 @@ class Kitchen:
 
     def _capture(self, configuration: Configuration) -> Captured:
         out = self.folder / f"infer-{len(self._captures)}.h5"
-        environment = cpu.environment(overlap=configuration.overlap)
+        environment = cpu.environment(overlap=configuration.overlap, tp_size=configuration.tp)
+        if configuration.fused:
+            environment[cpu.FUSED] = str(out.with_suffix(".fused"))
         done = run_hsprobe(
             "capture",
             "--server",

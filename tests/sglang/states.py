@@ -41,6 +41,31 @@ def rows_of(path: Path, name: str, *, rank: int = 0) -> Rows:
         )
 
 
+@dataclass
+class RankRows:
+    """What one rank says of its passes and rows.
+
+    Attributes:
+        ids: (model, id) of each pass.
+        rows: the columns of its row table.
+    """
+
+    ids: list[tuple[int, int]]
+    rows: dict[str, np.ndarray]
+
+
+def ranks_of(path: Path) -> list[RankRows]:
+    """All ranks of a trace."""
+    with Trace.open(path) as trace:
+        return [
+            RankRows(
+                list(zip(rank.passes["model"].tolist(), rank.passes["id"].tolist(), strict=True)),
+                dict(rank.rows),
+            )
+            for rank in trace.ranks
+        ]
+
+
 def by_context(rows: Rows) -> dict[int, np.ndarray]:
     """Context -> the row's values."""
     return {int(context): values for context, values in zip(rows.context, rows.values_NW, strict=True)}
@@ -64,4 +89,13 @@ def names_of(path: Path) -> set[str]:
         return set(trace.ranks[0].tensors)
 
 
-__all__ = ["Model", "Phase", "RowStatus", "by_context", "names_of", "rows_of", "worst_relative_error"]
+__all__ = [
+    "Model",
+    "Phase",
+    "RowStatus",
+    "by_context",
+    "names_of",
+    "ranks_of",
+    "rows_of",
+    "worst_relative_error",
+]

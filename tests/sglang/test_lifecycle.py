@@ -34,8 +34,15 @@ def processes_with(marker: str) -> list[int]:
     return found
 
 
-def start_capture(kitchen, out: Path, prompts: Path, *options: str, marker: str) -> subprocess.Popen:
-    arguments = kitchen.server_arguments(Configuration())
+def start_capture(
+    kitchen,
+    out: Path,
+    prompts: Path,
+    *options: str,
+    marker: str,
+    configuration: Configuration = Configuration(),  # noqa: B008
+) -> subprocess.Popen:
+    arguments = kitchen.server_arguments(configuration)
     command = [
         sys.executable,
         "-m",
@@ -49,7 +56,7 @@ def start_capture(kitchen, out: Path, prompts: Path, *options: str, marker: str)
     ]
     return subprocess.Popen(
         [*command, *options, "--", *arguments],
-        env={**cpu.environment(), "HSPROBE_TEST_MARKER": marker},
+        env={**cpu.environment(tp_size=configuration.tp), "HSPROBE_TEST_MARKER": marker},
         # A test run in the background of a shell inherits an ignored SIGINT, which no person's Ctrl-C meets.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         stdout=subprocess.PIPE,
@@ -58,11 +65,11 @@ def start_capture(kitchen, out: Path, prompts: Path, *options: str, marker: str)
     )
 
 
-def wait_for_spool(folder: Path, n_bytes: int) -> Path:
+def wait_for_spool(folder: Path, n_bytes: int, pattern: str = "hsprobe-*/*.spool") -> Path:
     """The spool of a server that has recorded so much, and so is in the middle of its work."""
     deadline = time.monotonic() + CAPTURE_SECONDS
     while time.monotonic() < deadline:
-        for spool in folder.glob("hsprobe-*/*.spool"):
+        for spool in folder.glob(pattern):
             if spool.stat().st_size > n_bytes:
                 return spool
         time.sleep(0.1)

@@ -21,6 +21,7 @@ from hsprobe.diagnose.settle import same_process_noise
 from hsprobe.diagnose.sides import Side, open_side, served_depths
 from hsprobe.diagnose.stream import Stream
 from hsprobe.trace.reader import Trace
+from hsprobe.trace.schema import SPREAD_COLUMNS
 
 _MOST_CHUNKS = 65
 
@@ -155,7 +156,15 @@ class Survey:
         held = [member for member in group if self.stacks[member.number]]
         if not held:
             return
-        names = sorted({name for member in held for name in self.stacks[member.number]})
+        names = sorted(
+            {
+                name
+                for member in held
+                for name, stack in self.stacks[member.number].items()
+                # Columns that ranks share out by design are no replicas.
+                if stack.tensor.spread != SPREAD_COLUMNS
+            }
+        )
         sites = [name for name in names if not self._in_parts(name, held, facts)]
         classes, made = equal_ranks(held, lambda a, b: self.replicas.compare(a, b, sites))
         facts.classes.append(classes)
