@@ -100,8 +100,10 @@ def _check(report: Report, case: RankCase, ranks: int) -> None:
 def test_what_was_planted_is_named_and_nothing_else(tmp_path: Path, case: RankCase) -> None:
     train, infer = case.write(tmp_path, "bfloat16", 4)
     _check(diff(train, infer), case, 4)
-    alone = between_ranks(infer)
-    assert _codes(alone) == (case.codes if case.between is None else case.between)
+    # Among themselves ranks show the same, as a rule; where not, or cheap to see, it is looked at.
+    if case.between is not None or case.name in MANY:
+        alone = between_ranks(infer)
+        assert _codes(alone) == (case.codes if case.between is None else case.between)
 
 
 # What costs little, on more ranks.
@@ -111,9 +113,11 @@ MANY = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("ranks", "dtype"), [(8, "float32"), (16, "bfloat16")])
-@pytest.mark.parametrize("name", MANY)
-def test_any_number_of_ranks_will_do(tmp_path: Path, name: str, ranks: int, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "dtype", "name"),
+    [*((16, "bfloat16", name) for name in MANY), *((8, "float32", name) for name in MANY[::3])],
+)
+def test_any_number_of_ranks_will_do(tmp_path: Path, ranks: int, dtype: str, name: str) -> None:
     case = next(case for case in CASES if case.name == name)
     _check(diff(*case.write(tmp_path, dtype, ranks)), case, ranks)
 
