@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from importlib.resources import files
 from pathlib import Path
 
@@ -23,10 +22,8 @@ def _demo(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_it_shows_the_fault_and_the_mend_in_seconds(tmp_path: Path) -> None:
-    began = time.monotonic()
+def test_it_shows_the_fault_and_the_mend(tmp_path: Path) -> None:
     done = _demo(cwd=tmp_path)
-    assert time.monotonic() - began < 20
     assert done.returncode == 0, done.stderr
     broken, right = done.stdout.split("# served with the ids that hsprobe named")
     assert "FAIL  aux chunk 0 carries the embedding output (depth 0)" in broken
