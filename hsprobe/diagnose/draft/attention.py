@@ -22,6 +22,7 @@ from hsprobe.errors import HsprobeError
 from hsprobe.trace.schema import Phase
 
 _BASES = (1e4, 2.5e4, 5e4, 1e5, 1.5e5, 2.5e5, 5e5, 1e6, 1.5e6, 2e6, 3e6, 5e6, 8e6, 1e7, 1.1e8)
+_FACTORS = (2.0, 4.0, 8.0)
 _OFFSETS = (1, -1, 2, -2)
 _NEAR_LIMITS = 24
 
@@ -58,6 +59,7 @@ def _ropes(material: Material, served: Mapping[str, Any], target_rope: Rope | No
         tries.append(replace(target_rope, dims=own.dims, neox=own.neox))
     tries += [replace(own, base=base) for base in _BASES] + [plain]
     tries += [replace(plain, base=base) for base in _BASES]
+    tries += [replace(own, scaling={"rope_type": "linear", "factor": factor}) for factor in _FACTORS]
     tried: list[Rope] = [own]
     for rope in tries:
         same = any(_alike(rope, other) for other in tried)

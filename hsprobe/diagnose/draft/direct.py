@@ -23,43 +23,54 @@ _UNSURE = 0.8
 
 
 def tokens_fed(material: Material) -> list[Verdict]:
-    """Whether rows fed by the target get the token after theirs."""
+    """Whether rows fed by the target get the token after theirs, in each phase."""
     rows = material.rows
     index = np.flatnonzero((rows.step == 0) & rows.committed & (rows.expected >= 0))
+    wrong = rows.token[index] != rows.expected[index]
+    phases = [int(phase) for phase in np.unique(rows.phase[index])]
+    bad = [p for p in phases if wrong[rows.phase[index] == p].mean() > _STRAY]
+    where = "" if len(bad) == len(phases) else f", in {' and '.join(phase_name(p) for p in bad)}"
+    found = [_fed(material, index[rows.phase[index] == phase], where) for phase in bad]
+    return list({verdict.title: verdict for verdict in found}.values())
+
+
+def _fed(material: Material, index: Ints, where: str) -> Verdict:
+    """What rows of one phase, of which some are fed a wrong token, are fed."""
+    rows = material.rows
     wrong = index[rows.token[index] != rows.expected[index]]
-    if len(wrong) <= _STRAY * len(index):
-        return []
+    proof = [_example(material, int(wrong[0]))]
     for shift in SHIFTS:
-        tokens = [rows.tokens_of[int(rows.request[i])] for i in index]
-        at = rows.slot[index] + 1 + shift
-        known = np.array([0 <= a < len(t) for a, t in zip(at, tokens, strict=True)])
-        there = np.array([t[a] if ok else -1 for a, t, ok in zip(at, tokens, known, strict=True)])
-        telling = known & (there != rows.expected[index])
+        there = np.array([_token_at(material, int(i), shift) for i in index])
+        telling = (there >= 0) & (there != rows.expected[index])
         agree = int((there[telling] == rows.token[index[telling]]).sum())
         if telling.any() and agree >= _RULE * telling.sum():
             way = "before" if shift < 0 else "after"
-            return [
-                Verdict(
-                    "tokens",
-                    "draft tokens",
-                    f"the draft is fed the token {plural(abs(shift), 'position')} {way} the one due",
-                    steps=[TOKEN_STEP],
-                    proof=[_example(material, int(wrong[0]))],
-                    agree=agree,
-                    rows=int(telling.sum()),
-                )
-            ]
-    return [
-        Verdict(
-            "tokens",
-            "draft tokens",
-            "the draft is fed tokens that do not follow the states it takes",
-            steps=[TOKEN_STEP],
-            proof=[_example(material, int(wrong[0])), "no shift of one or two positions explains them"],
-            agree=len(wrong),
-            rows=len(index),
-        )
-    ]
+            title = f"the draft is fed the token {plural(abs(shift), 'position')} {way} the one due{where}"
+            return Verdict(
+                "tokens",
+                "draft tokens",
+                title,
+                steps=[TOKEN_STEP],
+                proof=proof,
+                agree=agree,
+                rows=int(telling.sum()),
+            )
+    return Verdict(
+        "tokens",
+        "draft tokens",
+        f"the draft is fed tokens that do not follow the states it takes{where}",
+        steps=[TOKEN_STEP],
+        proof=[*proof, "no shift of one or two positions explains them"],
+        agree=len(wrong),
+        rows=len(index),
+    )
+
+
+def _token_at(material: Material, row: int, shift: int) -> int:
+    """The token `shift` places after the one that follows a row's slot; -1 where it is not known."""
+    tokens = material.rows.tokens_of[int(material.rows.request[row])]
+    at = int(material.rows.slot[row]) + 1 + shift
+    return int(tokens[at]) if 0 <= at < len(tokens) else -1
 
 
 def _example(material: Material, row: int) -> str:
