@@ -192,8 +192,8 @@ def main() -> int:
                     )
                 except Exception as error:
                     say(f"!! {key}: {type(error).__name__}: {error}")
-            if server.spool() is not None:
-                say("  second reading equal: {} of {} pieces".format(*second_reading(server.spool())))
+            for spool in server.spool_files():
+                say("  second reading equal: {} of {} pieces".format(*second_reading(spool)))
         for mark in ("none", "eagle"):
             for concurrency in (1, 3):
                 left, right = f"{mark}-graphs-{concurrency}", f"{mark}-eager-{concurrency}"

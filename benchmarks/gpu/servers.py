@@ -22,6 +22,8 @@ from struct import Struct
 
 HEAD = Struct("<4sIQI")
 ARMED = "armed"
+QUIET_SECONDS = 0.2
+"""A spool that nothing is added to for so long had nothing to record."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class Server:
                 cwd=folder,
                 start_new_session=True,
             )
-        self._offset = 0
+        self._offsets: dict[Path, int] = {}
 
     def healthy(self) -> bool:
         try:
@@ -159,61 +161,55 @@ class Server:
     def disarm(self) -> None:
         (self.spools / ARMED).unlink(missing_ok=True)
 
-    def spool(self) -> Path | None:
-        return next(iter(sorted(self.spools.glob("*.spool"))), None)
+    def spool_files(self) -> list[Path]:
+        """One of each rank."""
+        return sorted(self.spools.glob("*.spool"))
 
     def settle(self, seconds: float = 30.0) -> dict[str, int]:
         """Wait until all is written; passes recorded and missing since the last time, and bytes."""
-        spool = self.spool()
         tally = {"recorded": 0, "missing": 0, "bytes": 0, "gaps": 0}
-        if spool is None:
-            return tally
         deadline = time.monotonic() + seconds
-        last = None
-        start = self._offset
-        while time.monotonic() < deadline:
-            for kind, header, end in _headers(spool, self._offset):
-                self._offset, last = end, kind
-                if kind == "pass":
-                    tally["recorded"] += 1
-                elif kind == "blocks":
-                    tally["recorded"] += len(header["passes"])
-                elif kind == "missing":
-                    tally["missing"] += header["passes"]
-                elif kind == "gap":
-                    tally["gaps"] += 1
-            if last in (None, "idle"):
-                break
-            time.sleep(0.05)
-        tally["bytes"] = self._offset - start
+        for spool in self.spool_files():
+            start, last = self._offsets.get(spool, 0), None
+            quiet = time.monotonic() + QUIET_SECONDS
+            while time.monotonic() < deadline and last != "idle":
+                for kind, header, end in _headers(spool, self._offsets.get(spool, 0)):
+                    self._offsets[spool], last = end, kind
+                    if kind == "pass":
+                        tally["recorded"] += 1
+                    elif kind == "blocks":
+                        tally["recorded"] += len(header["passes"])
+                    elif kind == "missing":
+                        tally["missing"] += header["passes"]
+                    elif kind == "gap":
+                        tally["gaps"] += 1
+                if last is None and time.monotonic() > quiet:
+                    break
+                time.sleep(0.02)
+            tally["bytes"] += self._offsets.get(spool, 0) - start
         return tally
 
     def free_disk(self) -> None:
-        """Give the spool's blocks back to the disk; its length stays."""
-        spool = self.spool()
-        if spool is not None and self._offset > 1 << 20:
-            libc = ctypes.CDLL(None, use_errno=True)
-            descriptor = os.open(spool, os.O_RDWR)
-            keep_size_and_punch = 3
-            libc.fallocate(
-                descriptor, keep_size_and_punch, ctypes.c_long(0), ctypes.c_long(self._offset // 4096 * 4096)
-            )
-            os.close(descriptor)
+        """Give the spools' blocks back to the disk; their length stays."""
+        keep_size_and_punch = 3
+        for spool, offset in self._offsets.items():
+            if offset > 1 << 20:
+                libc = ctypes.CDLL(None, use_errno=True)
+                descriptor = os.open(spool, os.O_RDWR)
+                length = ctypes.c_long(offset // 4096 * 4096)
+                libc.fallocate(descriptor, keep_size_and_punch, ctypes.c_long(0), length)
+                os.close(descriptor)
 
-    def scheduler_memory(self) -> int | None:
-        """Resident bytes of the scheduler process."""
+    def memory(self) -> int:
+        """Resident bytes of the largest process of the server: its scheduler."""
+        largest = 0
         for status in Path("/proc").glob("[0-9]*/status"):
-            with contextlib.suppress(OSError):
-                text = status.read_text()
-                pid = int(status.parent.name)
-                if os.getpgid(pid) == self.process.pid and "schedul" in _title(pid):
-                    line = next(line for line in text.splitlines() if line.startswith("VmRSS"))
-                    return int(line.split()[1]) << 10
-        return None
-
-
-def _title(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+            with contextlib.suppress(OSError, StopIteration):
+                if os.getpgid(int(status.parent.name)) == self.process.pid:
+                    lines = status.read_text().splitlines()
+                    line = next(line for line in lines if line.startswith("VmRSS"))
+                    largest = max(largest, int(line.split()[1]) << 10)
+        return largest
 
 
 def _headers(path: Path, start: int):

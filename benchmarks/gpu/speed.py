@@ -33,12 +33,12 @@ CONFIGURATIONS = (
 )
 
 
-def kinds(spec: bool, folder: Path) -> list[Kind]:
+def kinds(spec: bool, control: bool) -> list[Kind]:
     """The servers of one half of a table."""
     mark = "eagle" if spec else "none"
     return [
         Kind(f"{mark}-plain"),
-        Kind(f"{mark}-control"),
+        *([Kind(f"{mark}-control")] if control else []),
         Kind(f"{mark}-handed", HANDED),
         Kind(f"{mark}-depths", EVERY_DEPTH),
     ]
@@ -58,7 +58,7 @@ def arguments(target: Path, draft: Path, name: str, extra: list[str]):
         "--skip-tokenizer-init",
         "--sleep-on-idle",
         "--disable-radix-cache",
-        "--max-total-tokens=24576",
+        "--max-total-tokens=12288",
         "--context-length=2048",
         "--chunked-prefill-size=1024",
         *extra,
@@ -83,7 +83,7 @@ GPU_ARGUMENTS = [
     "--attention-backend=triton",
     "--sampling-backend=pytorch",
     "--grammar-backend=none",
-    "--mem-fraction-static=0.85",
+    "--mem-fraction-static=0.93",
     "--max-running-requests=8",
     "--disable-custom-all-reduce",
     "--dtype=bfloat16",
@@ -129,6 +129,29 @@ def measure(servers: dict[str, Server], mark: str, batch: int, rounds: int, new_
     return {"rows": found, "same": same, "compared": compared}
 
 
+def soak(server: Server, seconds: float) -> list[tuple[float, int, int, int]]:
+    """Every depth recorded without a pause: (seconds, resident MB, device MB, passes so far)."""
+    import torch
+
+    began, seen, passes = time.monotonic(), [], 0
+    server.arm()
+    while (now := time.monotonic() - began) < seconds:
+        server.run(prompts(8, seed=int(now * 10)), 150, f"soak-{now:.1f}")
+        tally = server.settle(0.01)
+        passes += tally["recorded"] + tally["missing"]
+        server.free_disk()
+        free, total = torch.cuda.mem_get_info()
+        seen.append((round(now, 1), server.memory() >> 20, (total - free) >> 20, passes))
+    server.disarm()
+    first, last = seen[len(seen) // 10], seen[-1]
+    print(
+        f"soak of {server.kind.name}: {last[0]:.0f} s, {passes} passes; resident {first[1]} -> {last[1]} MB, "
+        f"device {first[2]} -> {last[2]} MB",
+        flush=True,
+    )
+    return seen
+
+
 def summary(half) -> list[str]:
     """Lines of the table."""
     plain = half["rows"][CONFIGURATIONS[0]]["speed"]
@@ -168,6 +191,8 @@ def main() -> int:
     parser.add_argument("--start-seconds", type=float, default=300)
     parser.add_argument("--seconds", type=float, default=3600, help="stop measuring after this time")
     parser.add_argument("--dump", action="store_true", help="measure SGLang's tensor dump as well")
+    parser.add_argument("--no-control", action="store_true", help="without the second plain server")
+    parser.add_argument("--soak", type=float, default=0, help="seconds of traffic to watch memory under")
     parser.add_argument("--server-arguments", help="JSON list in place of those for a GPU")
     args = parser.parse_args()
     deadline = time.monotonic() + args.seconds
@@ -177,7 +202,7 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     target, draft = models.write(args.models or args.out / "models", args.model)
     halves = args.speculation.split(",")
-    wanted = [kind for mark in halves for kind in kinds(mark == "eagle", work)]
+    wanted = [kind for mark in halves for kind in kinds(mark == "eagle", not args.no_control)]
     if args.dump:
         # With EAGLE-3 it fails at start (0.5.15.post1): its hook expects no list among what a layer returns.
         wanted += [dump_kind(False, work)] if "none" in halves else []
@@ -195,6 +220,8 @@ def main() -> int:
                 results[f"{mark} batch {batch}"] = half
                 print(f"\n{args.model}, {mark}, batch {batch}", *summary(half), sep="\n", flush=True)
                 (args.out / f"speed-{args.model}.json").write_text(json.dumps(results, indent=1))
+        for mark in halves if args.soak else ():
+            results[f"{mark} soak"] = soak(servers[f"{mark}-depths"], args.soak)
         for mark in halves:
             server = servers.get(f"{mark}-{DUMP}")
             for batch in map(int, args.batches.split(",")) if server else ():

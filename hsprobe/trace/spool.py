@@ -28,6 +28,7 @@ _LENGTHS = Struct("<IQ")
 _BUFFER_LIMIT = 1 << 18
 """Bytes held back before they go to the file: one system call for many small records."""
 _MAX_HEADER = 1 << 26
+_MOST_VIEWS = 512
 
 Payload = bytes | bytearray | memoryview
 
@@ -155,9 +156,14 @@ class SpoolWriter:
 
     def _write(self, views: list[memoryview]) -> None:
         try:
-            for view in views:
-                while view:
-                    view = view[os.write(self._fd, view) :]
+            left = [view for view in views if view]
+            while left:
+                # One call for all: a server's other threads are held up by each one.
+                written = os.writev(self._fd, left[:_MOST_VIEWS])
+                while left and written >= left[0].nbytes:
+                    written -= left.pop(0).nbytes
+                if written:
+                    left[0] = left[0][written:]
         except OSError:
             # A full disk must not leave half a frame that would hide every record after it.
             os.ftruncate(self._fd, self._end)

@@ -30,21 +30,41 @@ logger = logging.getLogger("hsprobe")
 Part = tuple[torch.Tensor, "Runs | None", int]
 
 MARK = "hsprobe"
+DESKS = 2
 SIDE_BYTES = 1 << 19
 """Larger reads go over a stream of their own: the server's next kernels need not wait for the bus."""
+
+
+class Desk:
+    """A buffer that is being read, until its event has come to pass."""
+
+    def __init__(self) -> None:
+        self.memory: torch.Tensor | None = None
+        self.read: Any = torch.cuda.Event()
 
 
 class Arena:
     """The buffer that all graphs of one backend copy into; they never run at the same time.
 
-    Attributes:
-        busy: an event after which the buffer may be written again, None when it may be now.
+    Large reads of it go over the bus while the next pass runs, from one of two further buffers.
     """
 
     def __init__(self) -> None:
         self.memory: torch.Tensor | None = None
-        self.busy: Any = None
-        self.read: Any = None
+        self._desks: list[Desk] = []
+
+    def desk(self, size: int, device: torch.device, grow: Callable[[int], bool]) -> Desk | None:
+        """The buffer that was read longest ago, None where there is no room for it."""
+        desk = self._desks.pop(0) if len(self._desks) >= DESKS else Desk()
+        self._desks.append(desk)
+        if desk.memory is None or desk.memory.numel() < size:
+            wanted = 1 << (size - 1).bit_length()
+            if not grow(wanted):
+                return None
+            # What is given back may still be read from.
+            torch.cuda.current_stream().wait_event(desk.read)
+            desk.memory = torch.empty(wanted, dtype=torch.uint8, device=device)
+        return desk
 
     def reserve(self, size: int, device: torch.device, grow: Callable[[int], bool]) -> torch.Tensor | None:
         """`size` bytes; older buffers live on in the graphs that were captured with them."""
@@ -143,9 +163,6 @@ class Graphs:
                 self._recorder.gap("graphs", "a CUDA graph without the probes' copies ran")
             return original(backend, shape_key, *args, **kwargs)
         arena = self._arenas[backend]
-        if arena.busy is not None:
-            torch.cuda.current_stream().wait_event(arena.busy)
-            arena.busy = None
         result = original(backend, tape.key, *args, **kwargs)
         self._recorder.guard("graphs", lambda: self._read(tape, arena, current))
         return result
@@ -157,20 +174,31 @@ class Graphs:
         if not tape.labelled and not current.emitted:
             self._recorder.emit(current)
         parts = _in_use(tape, current)
-        if not tape.on_gpu or sum(size for _, _, size in parts) <= SIDE_BYTES:
-            self._copy(tape, current, parts)
-            return
+        size = sum(size for _, _, size in parts)
+        if tape.on_gpu and size > SIDE_BYTES and len(parts) == 1 and parts[0][1] is None:
+            desk = arena.desk(size, tape.device, self._grow)
+            if desk is not None and desk.memory is not None:
+                self._aside(tape, current, parts[0][0], desk)
+                return
+        self._copy(tape, current, parts)
+
+    def _aside(self, tape: Tape, current: Pass, source: torch.Tensor, desk: Desk) -> None:
+        """Copy within the device, in microseconds, and from there to the host while the next pass runs."""
+        stage, size = self._recorder.stage, source.numel()
+        assert stage is not None
+        assert desk.memory is not None
         stage.flush()
         if self._side is None:
             self._side = torch.cuda.Stream()
-        if arena.read is None:
-            arena.read = torch.cuda.Event()
-        self._side.wait_stream(torch.cuda.current_stream())
+        main = torch.cuda.current_stream()
+        main.wait_event(desk.read)
+        part = desk.memory[:size]
+        part.copy_(source, non_blocking=True)
+        self._side.wait_stream(main)
         with torch.cuda.stream(self._side):
-            self._copy(tape, current, parts)
+            self._copy(tape, current, [(part, None, size)])
             stage.flush()
-            arena.read.record()
-        arena.busy = arena.read
+            desk.read.record()
 
     def _copy(self, tape: Tape, current: Pass, parts: Sequence[Part]) -> None:
         """Copy the rows in use and queue the record."""

@@ -129,7 +129,7 @@ class Recorder:
         ring, every = self.stage.ring, self.sampling.every
         if (self._steps - 1) % every:
             return f"only every {every}th step was to be recorded (HSPROBE_EVERY)"
-        if not self.sampling.wants_any([request.rid for request in requests]):
+        if self.sampling.requests is not None and not self.sampling.wants_any([r.rid for r in requests]):
             return f"only requests {self.sampling.requests} were to be recorded (HSPROBE_REQUESTS)"
         if not self.stage.pressure.wants((self._steps - 1) // every, ring.used / ring.capacity):
             return "fewer steps were recorded until the writer had caught up (HSPROBE_ON_PRESSURE=sample)"

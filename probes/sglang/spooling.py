@@ -24,8 +24,13 @@ from hsprobe.trace.spool import SpoolWriter
 logger = logging.getLogger("hsprobe")
 
 IDLE_SECONDS = 0.06
-TICK_SECONDS = 0.02
-"""The writer looks for work this often; being woken for each pass would cost the server more."""
+REST_SECONDS = 1.0
+SHORT_SECONDS = 0.005
+TICK_SECONDS = 0.1
+"""The writer looks for work this often, or when there is much of it: each time it runs, the server's own
+thread is held up for a moment, as Python runs one of them at a time."""
+MUCH_SHARE = 8
+"""The writer is woken once this part of the ring is full."""
 BATCH_BYTES = 16 << 20
 BATCH_RECORDS = 1024
 
@@ -143,6 +148,7 @@ class Spooler:
         self._written = 0
         self._jobs: deque[Job] = deque()
         self._asleep = False
+        self._idle = False
         self._wake = threading.Event()
         threading.Thread(target=self._run, name="hsprobe-spool", daemon=True).start()
 
@@ -154,7 +160,8 @@ class Spooler:
         """Queue records whose bytes may lie in the ring."""
         if self.stopped is None:
             self._jobs.append(job)
-            if self._asleep:
+            if self._asleep and (self._idle or self._much()):
+                self._asleep = False
                 self._wake.set()
 
     def _run(self) -> None:
@@ -164,9 +171,12 @@ class Spooler:
             if jobs:
                 self._write_all(jobs)
                 told_idle, quiet_since = False, time.monotonic()
+                # Not at once again, though a pass or two may be ready: see TICK_SECONDS.
+                if not self._much():
+                    self._sleep(TICK_SECONDS)
                 continue
             if self._jobs or (not told_idle and time.monotonic() - quiet_since < IDLE_SECONDS):
-                time.sleep(TICK_SECONDS)
+                self._sleep(SHORT_SECONDS if self._much() or not self._jobs else TICK_SECONDS)
                 continue
             if self.on_idle is not None:
                 self.on_idle()
@@ -175,14 +185,19 @@ class Spooler:
             if not told_idle:
                 self._write_all([Job([("idle", {}, ())])])
                 told_idle = True
-            self._sleep()
+            self._idle = True
+            if not self._jobs:
+                self._sleep(IDLE_SECONDS if self.on_idle is not None else REST_SECONDS)
+            self._idle = False
 
-    def _sleep(self) -> None:
+    def _sleep(self, seconds: float) -> None:
         self._wake.clear()
         self._asleep = True
-        if not self._jobs:
-            self._wake.wait(IDLE_SECONDS if self.on_idle is not None else None)
+        self._wake.wait(seconds)
         self._asleep = False
+
+    def _much(self) -> bool:
+        return self._ring is not None and self._ring.used * MUCH_SHARE > self._ring.capacity
 
     def _ready(self) -> list[Job]:
         """The next jobs whose bytes are in place, up to a bounded amount."""
