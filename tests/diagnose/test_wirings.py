@@ -8,6 +8,7 @@ import pytest
 
 from hsprobe.diagnose import Report, State, diff
 from hsprobe.formats.sglang_ids import depths_of
+from hsprobe.trace.schema import Phase
 from tests.synthetic import Floats, L, World, write_infer, write_train
 
 WORLDS = {
@@ -156,6 +157,25 @@ def test_a_wrong_depth_in_decode_only(tmp_path: Path) -> None:
     report = diff(write_train(tmp_path / "t.h5", (3, 6, 8)), infer)
     assert _only(report, "HS304") == "aux chunk 1 is right in prefill and verify and wrong in decode"
     assert "depth 5 (output of layer 4)" in report.findings[0].evidence[0]
+
+
+def test_a_wrong_depth_in_passes_of_graphs_only(tmp_path: Path) -> None:
+    graphs = [(request, Phase.DECODE) for request in range(4)]
+    infer = write_infer(tmp_path / "i.h5", (3, 6, 8), decode_depths=(3, 5, 8), graphs=graphs)
+    report = diff(write_train(tmp_path / "t.h5", (3, 6, 8)), infer)
+    assert _only(report, "HS304") == (
+        "aux chunk 1 is right in prefill and verify and wrong in decode, which CUDA graphs replay"
+    )
+    (finding,) = report.findings
+    assert finding.evidence[0].startswith("the server ran prefill eagerly, verify eagerly, decode from CUDA")
+    assert "captured with other layers than the configured ids" in finding.mend.steps[0]
+
+
+def test_a_phase_that_is_right_from_graphs_too_does_not_blame_them(tmp_path: Path) -> None:
+    graphs = [(request, phase) for request in range(4) for phase in (Phase.DECODE, Phase.VERIFY)]
+    infer = write_infer(tmp_path / "i.h5", (3, 6, 8), decode_depths=(3, 5, 8), graphs=graphs)
+    report = diff(write_train(tmp_path / "t.h5", (3, 6, 8)), infer)
+    assert _only(report, "HS304") == "aux chunk 1 is right in prefill and verify and wrong in decode"
 
 
 def test_the_final_norm_in_a_chunk(tmp_path: Path) -> None:

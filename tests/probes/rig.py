@@ -162,12 +162,14 @@ class Rig:
         self.hidden_RW.fill_(float("nan"))
         return ran[0], expected
 
-    def records(self, seconds: float = 5.0) -> list[Record]:
+    def records(self, seconds: float = 20.0) -> list[Record]:
         """Ordinary records, once the writer says that it has written all."""
         deadline = time.monotonic() + seconds
         path = self.folder / "rank-0.spool"
         while time.monotonic() < deadline:
-            found = list(SpoolReader(path)) if path.exists() else []
+            stage = self.recorder.stage
+            under_way = stage is None or stage.spooler._jobs or stage.ring.used
+            found = list(SpoolReader(path)) if path.exists() and not under_way else []
             if found and found[-1].kind == "idle":
                 expander = Expander()
                 return [one for record in found for one in expander.expand(record)]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from hsprobe.diagnose.evidence import ChunkEvidence, Evidence
 from hsprobe.diagnose.explanation import Explanation
 from hsprobe.diagnose.model import Depth, Finding, Mend
@@ -42,25 +46,66 @@ def diagnose(evidence: Evidence, explained: frozenset[int]) -> list[Finding]:
         f"aux {'chunk' if one else 'chunks'} {numbers([chunk.line.index for chunk in chunks])} "
         f"{'is' if one else 'are'} right in {' and '.join(good) or 'no phase'} "
         f"and wrong in {' and '.join(bad)}"
+        f"{', which CUDA graphs replay' if _only_graphs(evidence, good, bad) else ''}"
     )
     return [
         EXPLANATION.finding(
             title,
             rank=RANK,
             confidence=min(chunk.line.confidence for chunk in chunks),
-            evidence=[_sentence(chunk) for chunk in chunks],
-            mend=Mend(
-                steps=[
-                    "The ids hold for every phase, so they are not the cause. Look at what only "
-                    f"{' and '.join(bad)} passes through; begin with --disable-cuda-graph and compare again."
-                ]
-            ),
+            evidence=[*_launches(evidence, [*good, *bad]), *(_sentence(chunk) for chunk in chunks)],
+            mend=Mend(steps=[_step(evidence, good, bad)]),
             chunks=[chunk.line.index for chunk in chunks],
             agree=max(p.rows for chunk in chunks for p in chunk.line.phases if p.phase in bad),
             rows=max(chunk.line.compared for chunk in chunks),
             tally="rows differ",
         )
     ]
+
+
+def _graph_rows(evidence: Evidence) -> dict[str, tuple[int, int]]:
+    """Phase -> rows that were replayed from CUDA graphs, and all; empty where no row was, or none is said."""
+    if evidence.served is None or not evidence.served.keys.graph.any():
+        return {}
+    keys = evidence.served.keys
+    return {
+        phase_name(phase): (int(keys.graph[keys.phase == phase].sum()), int((keys.phase == phase).sum()))
+        for phase in np.unique(keys.phase).tolist()
+    }
+
+
+def _only_graphs(evidence: Evidence, good: Sequence[str], bad: Sequence[str]) -> bool:
+    """Whether what is wrong was replayed from CUDA graphs, and what is right was not."""
+    rows = _graph_rows(evidence)
+    return (
+        bool(good and rows)
+        and all(rows.get(phase, (0, 1))[0] == rows.get(phase, (0, 1))[1] for phase in bad)
+        and all(rows.get(phase, (0, 1))[0] == 0 for phase in good)
+    )
+
+
+def _launches(evidence: Evidence, phases: Sequence[str]) -> list[str]:
+    rows = _graph_rows(evidence)
+    named = [
+        f"{phase} from CUDA graphs in {rows[phase][0]:,} of {rows[phase][1]:,} rows"
+        if rows[phase][0]
+        else f"{phase} eagerly"
+        for phase in phases
+        if phase in rows
+    ]
+    return [f"the server ran {', '.join(named)}"] if named else []
+
+
+def _step(evidence: Evidence, good: Sequence[str], bad: Sequence[str]) -> str:
+    if _only_graphs(evidence, good, bad):
+        return (
+            "Only passes replayed from CUDA graphs are wrong: these were captured with other layers than "
+            "the configured ids. Set the layers before the capture; --disable-cuda-graph mends it meanwhile."
+        )
+    return (
+        "The ids hold for every phase, so they are not the cause. Look at what only "
+        f"{' and '.join(bad)} passes through; begin with --disable-cuda-graph and compare again."
+    )
 
 
 def _by_phase(chunk: ChunkEvidence) -> dict[str, bool]:
