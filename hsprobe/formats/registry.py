@@ -12,6 +12,7 @@ from typing import cast
 from hsprobe.errors import HsprobeError
 from hsprobe.formats import readers
 from hsprobe.formats.dump import Chunks, Dump, Final, Format, Layout, Match, Options, Sure
+from hsprobe.formats.guarded import Guarded, sensible
 from hsprobe.formats.source import HDF5_MAGIC, Source
 
 _FLAG = "--train-format"
@@ -59,7 +60,8 @@ def open_dump(path: Path, options: Options | None = None) -> Dump:
     if options.format is not None and options.format not in known:
         raise HsprobeError(f"There is no dump format {options.format!r}.", f"Known are {', '.join(known)}.")
     key = options.format or ("mapped" if options.maps else _detected(source, known))
-    reader = known[key].open_dump(source, options)
+    with sensible(str(path)):
+        reader = Guarded(known[key].open_dump(source, options), str(path))
     layout = _with_options(reader.layout, options)
     return Dump(path, key, known[key].NAME, reader, source, layout, options.first_token)
 
@@ -79,7 +81,8 @@ def _detected(source: Source, known: dict[str, Format]) -> str:
     claims: dict[str, Match] = {}
     for key, module in known.items():
         try:
-            claim = module.detect(source)
+            with sensible(str(source.path)):
+                claim = module.detect(source)
         except HsprobeError:
             # Damaged where this format would have looked; another one may know better.
             continue

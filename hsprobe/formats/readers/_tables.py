@@ -41,7 +41,8 @@ class Table:
         if offsets is not None:
             return max(0, offsets.size - 1)
         if ids is not None and ids.ndim == 2:
-            return ids.shape[0]
+            # Ids without a token claim any number of samples in no bytes at all.
+            return ids.shape[0] if ids.size else 1
         return 1
 
     @property
@@ -178,7 +179,7 @@ def chunks_of(states: Mapping[str, Stored], numbering: Any, hidden: int | None) 
     """The aux vector, of as many chunks as fit its width."""
     if "aux" not in states:
         return None
-    width = states["aux"].shape[-1]
+    width = states["aux"].shape[-1] if states["aux"].shape else 0
     return Chunks(width // hidden if hidden and width % hidden == 0 else 0, numbering)
 
 
