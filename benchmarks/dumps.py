@@ -3,6 +3,10 @@
 Writes a dump as SpecForge would, of SAMPLES small files (default 100,000) made from one that torch wrote,
 and a capture of a few of its prompts; prints seconds, memory and the ratio of each to the same with a
 hundredth of the samples. Figures depend on the machine, ratios hardly do.
+
+Measured with 100,000 samples on two busy cores, against 1,000: 46 MiB to open and 59 MiB to compare, 1.01
+to 1.03 times as much; to look at the token ids of every sample, 0.7 ms of CPU each. Opening and comparing
+with prompts of the first samples takes no such look.
 """
 
 import resource

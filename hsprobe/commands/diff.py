@@ -45,6 +45,8 @@ examples:
   hsprobe diff train.h5 infer.h5 --draft DRAFT
   hsprobe diff infer.h5 --between-ranks # do the ranks agree? (tensor parallel)
   hsprobe diff reference.h5 infer.h5    # from: hsprobe capture --model DIR
+  hsprobe diff hidden_states/ infer.h5  # a dump of SpecForge, ModelOpt, speculators...
+  hsprobe diff dump.h5 infer.h5 --map input_ids=ids --map aux=states  # foreign HDF5
 
 exit codes: 0 same, 1 different, 2 trouble
 """
@@ -62,7 +64,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     if isinstance(parser, Parser):
         parser.intermixed = True
     parser.usage = "hsprobe diff [-h] [options] [TRAIN] INFER"
-    parser.add_argument("first", metavar="TRAIN", type=Path, help="trace of what the draft was trained on")
+    parser.add_argument(
+        "first",
+        metavar="TRAIN",
+        type=Path,
+        help="what the draft was trained on: a training dump as it lies, or a trace",
+    )
     parser.add_argument(
         "second", metavar="INFER", type=Path, nargs="?", help="trace of what the server computed"
     )

@@ -68,7 +68,7 @@ def test_index_l_of_transformers_is_after_the_norm(
     specforge.write(tmp_path / "dump", depths, (3, 6, 10))
     report = diff(tmp_path / "dump", served_with_final)
     assert not report.same
-    assert report.chunks[2].trained == "final"
+    assert [line.trained for line in report.chunks] == [3, 6, "final"]
 
 
 def test_one_word_for_other_tensors(requests: list[Request], tmp_path: Path) -> None:
