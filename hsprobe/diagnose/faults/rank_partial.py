@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from hsprobe.diagnose.aspects import numbers_of
 from hsprobe.diagnose.evidence import Evidence
 from hsprobe.diagnose.explanation import Explanation
 from hsprobe.diagnose.model import Finding, Mend
-from hsprobe.diagnose.naming import depth_name, listed, numbers
+from hsprobe.diagnose.naming import depth_name, listed, numbers, phase_name
 from hsprobe.diagnose.ranks.facts import PartialSum, RankFacts
 from hsprobe.diagnose.ranks.wording import chunks_of, each_of
 from hsprobe.diagnose.wording import figure
@@ -79,6 +80,8 @@ def _finding(facts: RankFacts, found: PartialSum) -> Finding:
             f"{chunks_of(facts.side, found.chunks)} {verb} a sum over ranks that was never taken: "
             f"{each_of(found.members)} holds its own part of {term}"
         )
+        if found.phases:
+            title += f" in {numbers_of(phase_name(phase) for phase in found.phases)}"
     fit = found.fit
     return EXPLANATION.finding(
         title,

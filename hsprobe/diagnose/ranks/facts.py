@@ -70,6 +70,7 @@ class PartialSum:
         alone: error of the best single rank.
         members: the ranks that hold the parts.
         source: which side's states the sum was compared with.
+        phases: those in which it is missing; empty for all.
     """
 
     where: str
@@ -81,6 +82,7 @@ class PartialSum:
     alone: float
     members: list[Member]
     source: str = "infer"
+    phases: list[int] = field(default_factory=list)
 
     @property
     def stream(self) -> bool:

@@ -28,6 +28,8 @@ from hsprobe.diagnose.stream import Stream, View
 CODE = "HS703"
 TERMS = ("mlp", "attention", "block", "state")
 _ROWS = 96
+# Rows whose middle one differs by less between ranks are equal up to the rounding of coarse types.
+_EQUAL = 0.01
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,10 @@ def partial_sum(question: Question, passes: Mapping[int, PassRows]) -> PartialSu
         return None
     first = question.lanes[0]
     lane = Lane(mean, first.width, first.chunk, first.depth)
-    rows = spread(usable, mean.keys, _ROWS)
+    differing = _differing_phases(question, mean)
+    rows = spread(usable[np.isin(mean.keys.phase[usable], differing)], mean.keys, _ROWS)
+    if not len(rows):
+        return None
     for side, stream in question.streams:
         if not stream.states:
             continue
@@ -73,9 +78,24 @@ def partial_sum(question: Question, passes: Mapping[int, PassRows]) -> PartialSu
         elif found is None and not stream.mids:
             untold = between(lane, rows, stream)
             depth = -1 if untold is None else untold
-        if depth >= 0 and not _alone(question):
-            return _answer(question, side, stream, depth, term, parts, fit)
+        if depth >= 0 and not _alone(question, differing):
+            partly = len(differing) < len(np.unique(mean.keys.phase[usable]))
+            found_sum = _answer(question, side, stream, depth, term, parts, fit)
+            return replace(found_sum, phases=differing if partly else [])
     return None
+
+
+def _differing_phases(question: Question, mean: Mean) -> list[int]:
+    """The phases in which ranks differ at all: a sum may be missing in some and not in others."""
+    found, lane = [], question.lanes[0]
+    phases = mean.keys.phase[mean.keys.usable]
+    for phase in np.unique(phases).tolist():
+        rows = spread(mean.keys.usable[phases == phase], mean.keys, _ROWS)
+        first, *others = (lane.of(stack.read(index[rows])) for stack, index in mean.parts)
+        off = [np.median(row_errors(first, other, channel_scale(first))) for other in others]
+        if max(off) > _EQUAL:
+            found.append(int(phase))
+    return found
 
 
 def _forms(ranks: int) -> list[tuple[str, Proposal]]:
@@ -84,11 +104,12 @@ def _forms(ranks: int) -> list[tuple[str, Proposal]]:
     return [(CODE, Proposal(term, (1 / g - 1,), f"{term} in {g} parts")) for term in TERMS for g in parts]
 
 
-def _alone(question: Question) -> bool:
+def _alone(question: Question, phases: Sequence[int]) -> bool:
     """Whether a single rank's rows are a state by themselves, in whatever form."""
     for speaker, own in zip(question.speakers, question.own, strict=True):
         lane = question.lanes[speaker]
-        rows = spread(lane.stack.keys.usable, lane.stack.keys, _ROWS)
+        keys = lane.stack.keys
+        rows = spread(keys.usable[np.isin(keys.phase[keys.usable], phases)], keys, _ROWS)
         streams = [own] if own.states else [stream for _, stream in question.streams]
         for stream in streams:
             if not stream.states:
@@ -142,10 +163,14 @@ class Summed(Reader):
     stack: Stack
     parts: int
     whole: Callable[[Rows], Floats]
+    phases: Sequence[int] = ()
 
     def read(self, rows: Rows, values_nH: Floats) -> Floats:
         """[n], [n, H] -> [n, H]"""
         summed: Floats = self.parts * values_nH - (self.parts - 1) * self.whole(rows)
+        if self.phases:
+            here = np.isin(self.stack.keys.phase[rows], self.phases)
+            summed = np.where(here[:, None], summed, values_nH).astype(np.float32)
         return summed
 
 

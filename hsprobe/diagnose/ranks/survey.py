@@ -21,7 +21,7 @@ from hsprobe.diagnose.settle import same_process_noise
 from hsprobe.diagnose.sides import Side, open_side, served_depths
 from hsprobe.diagnose.stream import Stream
 from hsprobe.trace.reader import Trace
-from hsprobe.trace.schema import SPREAD_COLUMNS
+from hsprobe.trace.schema import SPREAD_COLUMNS, Phase
 
 _MOST_CHUNKS = 65
 
@@ -306,6 +306,8 @@ class Survey:
             for answer in found:
                 reader = summed(mean, answer, own) if answer.source == self.name else None
                 if reader is not None:
+                    # The draft's own passes stand for the target's.
+                    reader.phases = answer.phases if name == CHUNKED[0] else _drafted(answer.phases)
                     swaps[answer.chunks[0]] = reader
             if swaps:
                 whole = Changed.of(mean, swaps, self.whole.hidden)
@@ -345,6 +347,11 @@ def _nothing(depth: int) -> float:
 
 def _dtypes(*sides: Side) -> Iterable[str]:
     return (stack.dtype for side in sides for stack in side.stacks.values())
+
+
+def _drafted(phases: Sequence[int]) -> list[int]:
+    """The phases of the draft's passes over rows of these phases of the target."""
+    return [int(Phase.PREFILL if phase == int(Phase.PREFILL) else Phase.DRAFT_EXTEND) for phase in phases]
 
 
 def _streamed(stacks: Iterable[Stack], hidden: int) -> dict[int, Lane]:
