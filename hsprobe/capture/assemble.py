@@ -130,12 +130,7 @@ def assemble(
     starts = start_offsets or {}
     segments = [segment for path in spools for segment in read_segments(path, starts.get(path, 0))]
     number_ranks(segments)
-    gaps = _Gaps(segments)
-    for segment in segments:
-        for gap in segment.gaps:
-            gaps.add(segment.rank, gap)
-    for rank, gap in join_passes(segments):
-        gaps.add(rank, gap)
+    gaps = _gaps_of(segments)
     known = _settle(segments, requests or {}, gaps)
     complete = all(segment.finished and not segment.torn for segment in segments)
     state = schema.STATE_COMPLETE if complete else schema.STATE_RECOVERED
@@ -154,6 +149,17 @@ def assemble(
         writer.set_gaps(gaps.listed())
         writer.close(state)
     return _summary(out, state, segments, tensor_rows, len(known), len(gaps.listed()))
+
+
+def _gaps_of(segments: Sequence[Segment]) -> _Gaps:
+    """What the processes say they lack, and what each lacks beside the others."""
+    gaps = _Gaps(segments)
+    for segment in segments:
+        for gap in segment.gaps:
+            gaps.add(segment.rank, gap)
+    for rank, gap in join_passes(segments):
+        gaps.add(rank, gap)
+    return gaps
 
 
 def _summary(

@@ -89,6 +89,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="judge by the noise measured with 'hsprobe noise' where FILE covers it",
     )
     add_options(parser)
+    _add_more_views(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_more_views(parser: argparse.ArgumentParser) -> None:
+    """What else can be looked at than the states of the target."""
     parser.add_argument(
         "--draft",
         metavar="DIR",
@@ -106,7 +112,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="store_true",
         help="compare the ranks of INFER with one another, without TRAIN",
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -139,18 +139,6 @@ def consistency(
                 HOW_TO_REPEAT,
             )
         found = [*findings(comparisons), *draft_findings(drafted)]
-        notes = [] if drafted is None else list(drafted.notes)
-        if ranks.several:
-            notes.append(
-                f"INFER holds {len(ranks.members)} ranks, of which one speaks here for all that should "
-                "equal it; "
-                "'--between-ranks' compares them with one another."
-            )
-        if not any(c.kind == REPEAT for c in comparisons):
-            notes.append(
-                "No token was computed twice with the same tokens before it, so phases and passes could not "
-                f"be compared. {HOW_TO_REPEAT}"
-            )
         return SelfReport(
             not found,
             side.summary(),
@@ -159,9 +147,24 @@ def consistency(
             counts.rows,
             counts.contexts,
             counts.repeated,
-            notes,
+            [*(() if drafted is None else drafted.notes), *_notes(len(ranks.members), comparisons)],
             drafted,
         )
+
+
+def _notes(ranks: int, comparisons: Sequence[Comparison]) -> list[str]:
+    notes = []
+    if ranks > 1:
+        notes.append(
+            f"INFER holds {ranks} ranks, of which one speaks here for all that should equal it; "
+            "'--between-ranks' compares them with one another."
+        )
+    if not any(c.kind == REPEAT for c in comparisons):
+        notes.append(
+            "No token was computed twice with the same tokens before it, so phases and passes could not be "
+            f"compared. {HOW_TO_REPEAT}"
+        )
+    return notes
 
 
 @dataclass

@@ -9,10 +9,11 @@ from hsprobe.diagnose.draft.findings import held_against
 from hsprobe.diagnose.dumped import Told, opened
 from hsprobe.diagnose.evidence import Evidence
 from hsprobe.diagnose.gather import Gatherer
-from hsprobe.diagnose.model import Report, State
+from hsprobe.diagnose.model import Finding, Report, State
 from hsprobe.diagnose.naming import numbers, plural
 from hsprobe.diagnose.producer import Producer
 from hsprobe.diagnose.producer import notes as dump_notes
+from hsprobe.diagnose.ranks.facts import RankFacts
 from hsprobe.diagnose.ranks.survey import Survey
 from hsprobe.diagnose.ranks.verdict import judged
 from hsprobe.diagnose.ranks.wording import overview
@@ -70,27 +71,31 @@ def diff(
         evidence, found = judged(survey, infer_side, infer_ranks, [train_ranks], gather, held)
         if not found and draft is None:
             _check_something_compared(evidence, train_side, infer_side)
-        served = evidence.served.name if evidence.served else "layer"
-        trained = evidence.trained.name if evidence.trained else "layer"
-        return Report(
-            same=not found,
-            train=train_side.summary(),
-            infer=infer_side.summary(),
-            compared=served if served == trained else f"{trained} with {served}",
-            findings=found,
-            chunks=evidence.lines,
-            layers=evidence.layers,
-            coverage=evidence.coverage,
-            divergence=evidence.divergence,
-            ranks=overview(infer_ranks),
-            notes=[
-                *evidence.notes,
-                *infer_ranks.notes,
-                *dump_notes(evidence),
-                *_notes(evidence, train_side, infer_side),
-            ],
-            draft=evidence.draft,
-        )
+        return _report(evidence, found, train_side, infer_side, infer_ranks)
+
+
+def _report(evidence: Evidence, found: list[Finding], train: Side, infer: Side, ranks: RankFacts) -> Report:
+    served = evidence.served.name if evidence.served else "layer"
+    trained = evidence.trained.name if evidence.trained else "layer"
+    return Report(
+        same=not found,
+        train=train.summary(),
+        infer=infer.summary(),
+        compared=served if served == trained else f"{trained} with {served}",
+        findings=found,
+        chunks=evidence.lines,
+        layers=evidence.layers,
+        coverage=evidence.coverage,
+        divergence=evidence.divergence,
+        ranks=overview(ranks),
+        notes=[
+            *evidence.notes,
+            *ranks.notes,
+            *dump_notes(evidence),
+            *_notes(evidence, train, infer),
+        ],
+        draft=evidence.draft,
+    )
 
 
 def _check_something_compared(evidence: Evidence, train: Side, infer: Side) -> None:

@@ -16,17 +16,9 @@ logger = logging.getLogger("hsprobe")
 
 def install() -> None:
     """Register every hook; SGLang applies them before it builds a model."""
-    import sglang
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from hsprobe.probes.sglang import SUPPORTED
-
-    if sglang.__version__ not in SUPPORTED:
-        logger.warning(
-            "hsprobe is tested with SGLang %s; this is %s, and a probe that does not find its place says so",
-            ", ".join(SUPPORTED),
-            sglang.__version__,
-        )
+    _warn_of_another_version()
     recorder = Recorder(from_environment())
     layer = LayerProbe(recorder) if places.residual_stream() else NormProbe(recorder)
     probes = (layer, LogitsProbe(recorder), DraftProbe(recorder))
@@ -70,3 +62,16 @@ def install() -> None:
         HookRegistry.register(f"{backend}.replay", recorder.graphs.replay, HookType.AROUND)
     for target, kind, hook in layer.hooks():
         HookRegistry.register(target, hook, HookType[kind])
+
+
+def _warn_of_another_version() -> None:
+    import sglang
+
+    from hsprobe.probes.sglang import SUPPORTED
+
+    if sglang.__version__ not in SUPPORTED:
+        logger.warning(
+            "hsprobe is tested with SGLang %s; this is %s, and a probe that does not find its place says so",
+            ", ".join(SUPPORTED),
+            sglang.__version__,
+        )

@@ -60,7 +60,7 @@ class Errors:
         count = len(self.finite)
         if not count:
             return True
-        return self.median <= MEDIAN_ALLOWANCE * self.expected and self.over.sum() <= strays(count)
+        return self.median <= MEDIAN_ALLOWANCE * self.expected and int(self.over.sum()) <= strays(count)
 
 
 @dataclass
