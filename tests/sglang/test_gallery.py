@@ -29,7 +29,7 @@ NAMES = (
 CHOSEN = [case for case in in_order(CASES) if case.name in NAMES]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def gallery(tmp_path_factory):
     kitchen = Kitchen(tmp_path_factory.mktemp("gallery"))
     yield kitchen

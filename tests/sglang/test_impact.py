@@ -14,7 +14,7 @@ RUN = ("right", "late", "early", "embedding", "reversed", "rows", "two")
 CHOSEN = [served for served in CASES if served.name in RUN]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def reports(tmp_path_factory):
     kitchen = Kitchen(tmp_path_factory.mktemp("impact"))
     found = {}
