@@ -5,7 +5,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-EXTRAS = ("sglang", "transformers", "dev")
+EXTRAS = ("sglang", "transformers", "ray", "remote", "dev")
 
 with (Path(__file__).parent.parent / "pyproject.toml").open("rb") as file:
     pyproject = tomllib.load(file)
