@@ -6,7 +6,7 @@ Shapes: N rows of a stack, n rows asked for, W width of the tensor, H width of a
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -14,8 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hsprobe.compare.statistics import Floats
-from hsprobe.trace.reader import Rank, Tensor, Trace
-from hsprobe.trace.schema import NO_CONTEXT, Model, RowStatus
+from hsprobe.compare.tables import Below, Source
+from hsprobe.trace.reader import Rank, Trace
+from hsprobe.trace.schema import ITEM_SIZE, NO_CONTEXT, Model, RowStatus
+from hsprobe.trace.tensor import Tensor
 
 Depth = int | Literal["final"] | None
 Rows = NDArray[np.int64]
@@ -73,7 +75,7 @@ class Stack:
 
     Attributes:
         side: "train" or "infer".
-        pieces: the tensors; row i of the stack is row i - starts[p] of piece p.
+        pieces: the tensors, one below the other.
         routed: whether the rows come from a mixture of experts in which rounding may decide who computes.
     """
 
@@ -81,7 +83,6 @@ class Stack:
     name: str
     pieces: list[Tensor]
     keys: Keys
-    starts: list[int] = field(default_factory=list)
     routed: bool = False
 
     @property
@@ -105,23 +106,19 @@ class Stack:
     def depth(self) -> Depth:
         return self.tensor.depth
 
+    @property
+    def row_bytes(self) -> int:
+        """Stored bytes of one row."""
+        return self.width * ITEM_SIZE.get(self.dtype, 4)
+
+    @property
+    def source(self) -> Source | None:
+        """Where its rows lie, for another process to read them; None for a view over other stacks."""
+        return Source(tuple(piece.place for piece in self.pieces)) if type(self) is Stack else None
+
     def read(self, rows: Rows) -> Floats:
         """Rows in the order asked for, repeats allowed. [n] -> [n, W] float32."""
-        wanted, back = np.unique(rows, return_inverse=True)
-        out = np.empty((len(wanted), self.width), np.float32)
-        ends = [*self.starts[1:], self.rows]
-        for tensor, start, end in zip(self.pieces, self.starts, ends, strict=True):
-            low, high = np.searchsorted(wanted, [start, end])
-            if low < high:
-                out[low:high] = tensor.read(_selector(wanted[low:high] - start))
-        return out if len(wanted) == len(rows) and bool((wanted == rows).all()) else out[back]
-
-
-def _selector(rows: Rows) -> slice | Rows:
-    """A slice where the rows are consecutive, which HDF5 reads many times faster."""
-    if int(rows[-1]) - int(rows[0]) + 1 == len(rows):
-        return slice(int(rows[0]), int(rows[-1]) + 1)
-    return rows
+        return Below(self.pieces).read(rows)
 
 
 def stacks_of(
@@ -147,9 +144,7 @@ def stacks_of(
         mark = tuple((number, id(tensor.row_index)) for number, _, tensor in found)
         if mark not in cache:
             cache[mark] = _keys(found)
-        lengths = [int(tensor.shape[0]) for _, _, tensor in found]
-        starts = [sum(lengths[:i]) for i in range(len(lengths))]
-        stacks[name] = Stack(side, name, [tensor for _, _, tensor in found], cache[mark], starts)
+        stacks[name] = Stack(side, name, [tensor for _, _, tensor in found], cache[mark])
     return stacks
 
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hsprobe.compare.align import pair, spread
-from hsprobe.compare.direct import Lane, blocks
+from hsprobe.compare.direct import Lane
 from hsprobe.compare.stack import Rows
 from hsprobe.compare.statistics import Floats, row_errors
+from hsprobe.compare.tables import blocks
 from hsprobe.diagnose.forms import PLAIN, Fit, Form, Proposals, gain, rms_normed
 from hsprobe.diagnose.norms import Norm, Norms
 from hsprobe.diagnose.origin import Kind, Origin, origin, sources, zeros

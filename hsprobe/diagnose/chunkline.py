@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hsprobe.compare.direct import Direct
 from hsprobe.compare.noise import needed
+from hsprobe.compare.shards import Direct
 from hsprobe.compare.stack import Stack
 from hsprobe.compare.statistics import ErrorStats
 from hsprobe.diagnose.evidence import ChunkEvidence

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from hsprobe.compare.align import Pairs, by_context, pair
-from hsprobe.compare.direct import Direct, Lane, Limits, compare_many
+from hsprobe.compare.direct import Lane, compare_many
 from hsprobe.compare.noise import Level, Noise
 from hsprobe.compare.repeats import Repeats, Way, repeats
+from hsprobe.compare.shards import Direct, Limits
 from hsprobe.compare.stack import Stack, is_draft
 from hsprobe.compare.tolerance import Tolerance
 from hsprobe.compare.tolerance import read as read_tolerance

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from hsprobe.compare.align import Pairs, pair, spread
-from hsprobe.compare.direct import Lane, blocks
+from hsprobe.compare.direct import Lane
 from hsprobe.compare.noise import Level
 from hsprobe.compare.stack import Rows
 from hsprobe.compare.statistics import Floats, row_errors
+from hsprobe.compare.tables import blocks
 from hsprobe.diagnose.identify import Candidate, Label, identify, matrix
 from hsprobe.diagnose.model import Depth, Report
 from hsprobe.diagnose.naming import phase_name

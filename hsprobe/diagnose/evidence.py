@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hsprobe.compare.coverage import Coverage
-from hsprobe.compare.direct import Direct, Lane
+from hsprobe.compare.direct import Lane
+from hsprobe.compare.shards import Direct
 from hsprobe.compare.stack import Stack
 from hsprobe.diagnose.account import Part
 from hsprobe.diagnose.draft.model import DraftFindings

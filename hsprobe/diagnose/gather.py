@@ -8,8 +8,9 @@ import numpy as np
 
 from hsprobe.compare.align import Pairs, by_context, pair, spread
 from hsprobe.compare.coverage import Coverage, cover
-from hsprobe.compare.direct import Direct, Lane, Limits, compare_many
+from hsprobe.compare.direct import Lane, compare_many
 from hsprobe.compare.noise import Level, Noise
+from hsprobe.compare.shards import Direct, Limits
 from hsprobe.compare.stack import Rows, Stack
 from hsprobe.compare.statistics import Floats
 from hsprobe.compare.tolerance import Tolerance

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from hsprobe.compare.align import Pairs, pair
-from hsprobe.compare.direct import Direct, Lane, compare
+from hsprobe.compare.direct import Lane, compare
 from hsprobe.compare.noise import Level, needed
+from hsprobe.compare.shards import Direct
 from hsprobe.compare.stack import Stack
 from hsprobe.compare.statistics import ErrorStats, row_errors
 from hsprobe.diagnose.judge import passes_at, rows_ok

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hsprobe.compare.align import Pairs, pair, token_twins
-from hsprobe.compare.direct import Lane, blocks
+from hsprobe.compare.direct import Lane
 from hsprobe.compare.noise import MEDIAN_ALLOWANCE, MODEL, Level
 from hsprobe.compare.stack import Rows, Stack
 from hsprobe.compare.statistics import Floats, row_errors
+from hsprobe.compare.tables import blocks
 
 # A candidate that fits twice as well as the next, in nine rows of ten, is the answer even in a noisy capture.
 CLEAR_RATIO = 0.5

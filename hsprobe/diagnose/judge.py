@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hsprobe.compare.direct import Direct
 from hsprobe.compare.noise import MEDIAN_ALLOWANCE, strays
+from hsprobe.compare.shards import Direct
 from hsprobe.compare.statistics import ErrorStats
 from hsprobe.diagnose.identify import Identity, Label
 from hsprobe.diagnose.model import PhaseLine, State

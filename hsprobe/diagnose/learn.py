@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hsprobe.compare.direct import Lane, Limits, compare_many
+from hsprobe.compare.direct import Lane, compare_many
 from hsprobe.compare.noise import Noise
+from hsprobe.compare.shards import Limits
 from hsprobe.compare.stack import Stack
 from hsprobe.compare.statistics import ErrorStats
 from hsprobe.compare.tolerance import MIN_ROWS, SAFETY, Figure, Tolerance, pair_of

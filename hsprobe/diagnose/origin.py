@@ -15,10 +15,11 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from hsprobe.compare.direct import Lane, blocks
+from hsprobe.compare.direct import Lane
 from hsprobe.compare.noise import ROW_ALLOWANCE
 from hsprobe.compare.stack import Keys, Rows, Stack
 from hsprobe.compare.statistics import Floats, finite_rows, row_errors
+from hsprobe.compare.tables import blocks
 from hsprobe.diagnose.stream import View, by_place, looked_up, places
 from hsprobe.trace.reader import Trace
 

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hsprobe.compare.align import Pairs, pair
-from hsprobe.compare.direct import Lane, blocks
+from hsprobe.compare.direct import Lane
 from hsprobe.compare.stack import Keys, Rows
 from hsprobe.compare.statistics import Floats, row_errors
+from hsprobe.compare.tables import blocks
 
 _SAMPLE = 512
 # Shares from which a difference is called by that name.

@@ -20,8 +20,9 @@ from typing import Any, Self
 from hsprobe.errors import HsprobeError
 from hsprobe.formats.dump import Dump
 from hsprobe.formats.sink import Sink, default_depths, provenance
-from hsprobe.trace.reader import Tensor, Trace
+from hsprobe.trace.reader import Trace
 from hsprobe.trace.schema import PASS_COLUMNS, ROW_COLUMNS
+from hsprobe.trace.tensor import Tensor
 from hsprobe.trace.writer import TraceWriter
 
 PART_BYTES = 256 << 20

@@ -21,8 +21,9 @@ from hsprobe.formats.containers import tensors
 from hsprobe.formats.convert import Outcome, Told
 from hsprobe.formats.dump import Dump
 from hsprobe.formats.stored import Array, Ints
-from hsprobe.trace.reader import Rank, Tensor, Trace
+from hsprobe.trace.reader import Rank, Trace
 from hsprobe.trace.schema import RowStatus
+from hsprobe.trace.tensor import Tensor
 
 _COMMITTED = (int(RowStatus.PLAIN), int(RowStatus.ACCEPTED))
 _PARTIAL = ".partial"

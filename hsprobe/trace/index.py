@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hsprobe.trace import schema
-from hsprobe.trace.reader import Ints, Rank, Tensor
+from hsprobe.trace.reader import Rank
+from hsprobe.trace.tensor import Ints, Tensor
 
 Contexts = npt.NDArray[np.uint64]
 

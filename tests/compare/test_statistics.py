@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from hsprobe.compare.direct import Direct
+from hsprobe.compare.shards import Direct
 from hsprobe.compare.statistics import ErrorStats, channel_scale, row_errors
 
 N, H = 400, 64

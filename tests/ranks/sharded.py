@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hsprobe.trace.reader import Rank, Tensor, Trace
+from hsprobe.trace.reader import Rank, Trace
 from hsprobe.trace.schema import PASS_COLUMNS, ROW_COLUMNS, RowStatus
+from hsprobe.trace.tensor import Tensor
 from hsprobe.trace.writer import TraceWriter
 from tests.synthetic import Floats, H, encode
 

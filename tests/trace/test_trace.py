@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from hsprobe.errors import HsprobeError
-from hsprobe.trace import reader as reader_module
+from hsprobe.trace import tensor as tensor_module
 from hsprobe.trace.reader import Trace
 from hsprobe.trace.schema import ITEM_SIZE, STORAGE, Launch
 from hsprobe.trace.writer import TraceWriter
@@ -159,7 +159,7 @@ def test_any_selection_reads_as_numpy_would(
     trace, raw = wide
     columns = slice(None) if chunk is None else slice(chunk * H, (chunk + 1) * H)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reader_module, "_BLOCK_BYTES", block)
+        patch.setattr(tensor_module, "_BLOCK_BYTES", block)
         read = trace.ranks[0].tensors["x"].read_raw(sel, chunk)
     expected = raw[slice(None) if sel is None else sel][:, columns]
     assert read.shape == expected.shape

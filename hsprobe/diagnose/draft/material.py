@@ -16,8 +16,8 @@ from torch import Tensor
 from hsprobe.draft.stages import DraftReference
 from hsprobe.draft.timeline import Ints, Timeline, timeline
 from hsprobe.trace.reader import Rank, Trace
-from hsprobe.trace.reader import Tensor as Stored
 from hsprobe.trace.schema import Model
+from hsprobe.trace.tensor import Tensor as Stored
 
 Mask = npt.NDArray[np.bool_]
 _SHARED = ("draft.qkv", "draft.context", "draft.gate_up")

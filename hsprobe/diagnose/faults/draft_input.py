@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hsprobe.compare.direct import Direct
+from hsprobe.compare.shards import Direct
 from hsprobe.diagnose.evidence import Evidence
 from hsprobe.diagnose.explanation import Explanation
 from hsprobe.diagnose.judge import rows_ok

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hsprobe.compare.align import Pairs
-from hsprobe.compare.direct import Direct, Lane, Limits, blocks, compare_many
+from hsprobe.compare.direct import Lane, compare_many
 from hsprobe.compare.noise import Level, coarsest, expected_error
 from hsprobe.compare.ranks import Member, PassRows, join
+from hsprobe.compare.shards import Direct, Limits
 from hsprobe.compare.stack import Rows, Stack
 from hsprobe.compare.statistics import row_errors
+from hsprobe.compare.tables import blocks
 from hsprobe.diagnose.chunkline import row_place
 from hsprobe.diagnose.growth import layer_line
 from hsprobe.diagnose.model import Depth, LayerLine
