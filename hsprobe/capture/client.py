@@ -15,6 +15,8 @@ from hsprobe.errors import HsprobeError
 
 REQUEST_SECONDS = 600
 CHECK_SECONDS = 0.25
+# SGLang answers /health by generating a token, behind what else it has to do, and gives itself 20 s.
+ANSWER_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,10 @@ def get_json(url: str, seconds: float = 5.0) -> Any:
         return json.loads(reply.read() or b"null")
 
 
-def answers_ok(url: str, seconds: float = 5.0) -> bool:
+def answers_ok(url: str) -> bool:
     """Does a GET of this address succeed?"""
     try:
-        with urllib.request.urlopen(url, timeout=seconds) as reply:
+        with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as reply:
             return bool(reply.status == 200)
     except (OSError, ValueError):
         return False

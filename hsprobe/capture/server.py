@@ -48,7 +48,7 @@ class AttachedServer:
 
     def check(self) -> None:
         """Raises HsprobeError when the server has gone; an attached one is only asked."""
-        if not answers_ok(f"{self.url}/health", seconds=20):
+        if not answers_ok(f"{self.url}/health"):
             raise HsprobeError(f"The server at {self.url} stopped answering.", "Its log says why.")
 
     def stop(self) -> None:

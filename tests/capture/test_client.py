@@ -9,15 +9,21 @@ from typing import Any
 
 import pytest
 
-from hsprobe.capture.client import Answer, generate_all
+from hsprobe.capture.client import Answer, answers_ok, generate_all
 from hsprobe.capture.prompts import Prompt
 from hsprobe.errors import HsprobeError
 
 HANGS, REFUSED = 99, 98
+SLOW_SECONDS = 6.0
 PROMPTS = [Prompt(input_ids=(i, i + 1)) for i in range(5)]
 
 
 class _Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        time.sleep(SLOW_SECONDS)
+        self.send_response(200)
+        self.end_headers()
+
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         first = body["input_ids"][0]
@@ -77,3 +83,8 @@ def test_trouble_that_a_check_finds_ends_the_waiting_for_a_server_that_hangs(url
         run(url, [PROMPTS[0], Prompt(input_ids=(HANGS,))], check=check)
     assert raised.value is found
     assert time.monotonic() - began < 60
+
+
+def test_a_server_that_is_busy_for_seconds_is_not_taken_for_none(url: str) -> None:
+    assert answers_ok(f"{url}/health")
+    assert not answers_ok("http://127.0.0.1:9/health"), "nothing listens there"
