@@ -5,13 +5,16 @@ Letters: T rows of a pass, B requests in it.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from hsprobe.formats.dump import UNKNOWN, Rows, Sample
+from hsprobe.errors import HsprobeError
+from hsprobe.formats.dump import UNKNOWN, Final, Layout, Rows, Sample, Sure
+from hsprobe.formats.source import Source
 from hsprobe.formats.stored import Ints, Stored, damaged
 from hsprobe.trace.schema import Phase
 
@@ -129,22 +132,95 @@ def _cut(positions: Ints, lengths: Ints) -> list[tuple[int, int, int]] | None:
     return found or None
 
 
-def sample(name: str, chain: Chain, tensors: Mapping[str, Mapping[str, Stored]]) -> Sample:
-    """A request as a sample.
+class PassReader(ABC):
+    """A dump of forward passes as a `Reader`; of each kind of dump, where a pass's batch and tensors lie.
 
-    Args:
-        tensors: pass -> name in a trace -> the tensor of that pass [T, H].
+    Attributes:
+        layout: see `Reader`; set by each kind.
+        passes: names of the passes, in order.
     """
-    rows = []
-    for piece in chain.pieces:
-        for key, found in tensors[piece.where].items():
-            if found.ndim != 2 or found.shape[0] < piece.first + piece.count:
-                raise damaged(found.name, f"{key} has fewer rows than its pass has tokens")
-            part = found.rows(piece.first, piece.first + piece.count)
-            rows.append(Rows(key, (part,), piece.start, piece.phase))
-    return Sample(name, token_ids(chain), tuple(rows))
+
+    layout: Layout
+    passes: Sequence[str]
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._chains: dict[str, Chain] | None = None
+
+    @abstractmethod
+    def batch(self, where: str) -> tuple[Ints, Ints, Ints, list[str] | None]:
+        """A pass's ids [T], positions [T], lengths [B] and, if known, ids of the requests [B].
+
+        Raises:
+            HsprobeError: the dump lacks one of them.
+        """
+
+    @abstractmethod
+    def tensors(self, where: str) -> dict[str, Stored]:
+        """Name in a trace -> tensor [T, H] of a pass."""
+
+    def wanted(self, chain: Chain) -> bool:
+        """Whether a request is one of the user's."""
+        return True
+
+    def names(self) -> Iterator[str]:
+        """See `Reader`. The batch of each pass is read for it."""
+        return iter(self._requests())
+
+    def tokens(self, name: str) -> Ints | None:
+        """See `Reader`."""
+        return _token_ids(self._chain(name))
+
+    def sample(self, name: str) -> Sample:
+        """See `Reader`."""
+        chain = self._chain(name)
+        rows = []
+        for piece in chain.pieces:
+            for key, found in self.tensors(piece.where).items():
+                if found.ndim != 2 or found.shape[0] < piece.first + piece.count:
+                    raise damaged(found.name, f"{key} has fewer rows than its pass has tokens")
+                part = found.rows(piece.first, piece.first + piece.count)
+                rows.append(Rows(key, (part,), piece.start, piece.phase))
+        return Sample(name, _token_ids(chain), tuple(rows))
+
+    def described(self, notes: Sequence[str], advice: str) -> Layout:
+        """The layout, from the first pass that has something of the residual stream.
+
+        Args:
+            advice: what to do where no pass has.
+        """
+        for where in self.passes:
+            try:
+                tensors = self.tensors(where)
+            except HsprobeError:
+                continue
+            if tensors:
+                hidden = next(iter(tensors.values())).shape[-1]
+                final = Final("post", Sure.RECORDED) if "final" in tensors else None
+                return Layout(hidden=hidden, final=final, notes=tuple(notes))
+        raise HsprobeError(
+            f"{self._source.path} holds no output of a layer's input norm, so none of the residual stream.",
+            advice,
+        )
+
+    def _chain(self, name: str) -> Chain:
+        chain = self._requests().get(name)
+        if chain is None:
+            raise damaged(name, "there is no such request")
+        return chain
+
+    def _requests(self) -> dict[str, Chain]:
+        if self._chains is None:
+            chains = Chains()
+            for where in self.passes[:MAX_PASSES]:
+                try:
+                    chains.add(where, *self.batch(where))
+                except HsprobeError as error:
+                    self._source.unread.append((where, error.what))
+            self._chains = {chain.name: chain for chain in chains.found if self.wanted(chain)}
+        return self._chains
 
 
-def token_ids(chain: Chain) -> Ints:
+def _token_ids(chain: Chain) -> Ints:
     """The token ids of a request. -> [S]"""
     return np.array(chain.tokens, np.int64)
