@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from hsprobe.remote.location import Location, locate
+
 if TYPE_CHECKING:
     from hsprobe.diagnose.model import Report
 
@@ -30,11 +32,13 @@ class DifferentError(AssertionError):
 class Captures(Protocol):
     """What can record a trace, such as `hsprobe_server`."""
 
-    def capture(self, out: Path, prompts: Path | str, *, max_new_tokens: int = ...) -> Path:
+    def capture(self, out: Path, prompts: Location | str, *, max_new_tokens: int = ...) -> Path:
         """Send these prompts and write what the server computed to `out`."""
 
 
-def assert_traces_match(train: Path | str, infer: Path | str, *, noise: Path | str | None = None) -> None:
+def assert_traces_match(
+    train: Location | str, infer: Location | str, *, noise: Path | str | None = None
+) -> None:
     """Check that a capture holds the hidden states that the draft was trained on.
 
     Args:
@@ -56,7 +60,7 @@ def assert_traces_match(train: Path | str, infer: Path | str, *, noise: Path | s
 
 
 def assert_draft_sees(
-    train: Path | str, server: Path | str | Captures, *, max_new_tokens: int = NEW_TOKENS
+    train: Location | str, server: Location | str | Captures, *, max_new_tokens: int = NEW_TOKENS
 ) -> None:
     """Check that a server hands its draft what the draft was trained on.
 
@@ -71,12 +75,14 @@ def assert_draft_sees(
         HsprobeError: nothing could be captured, or compared.
     """
     __tracebackhide__ = True
-    if isinstance(server, Path) or (isinstance(server, str) and "://" not in server):
+    if isinstance(server, Location) or (
+        isinstance(server, str) and not server.startswith(("http://", "https://"))
+    ):
         assert_traces_match(train, server)
         return
     with tempfile.TemporaryDirectory(prefix="hsprobe-") as folder:
         out = Path(folder) / "infer.h5"
-        prompts = _prompts_of(Path(train), Path(folder))
+        prompts = _prompts_of(locate(train), Path(folder))
         if isinstance(server, str):
             from hsprobe.capture.hold import capture_running
 
@@ -86,7 +92,7 @@ def assert_draft_sees(
         assert_traces_match(train, out)
 
 
-def _prompts_of(train: Path, folder: Path) -> Path:
+def _prompts_of(train: Location, folder: Path) -> Location:
     """What to send: the prompts of a trace, or the first samples of a dump, which may have very many."""
     from hsprobe.formats.registry import is_trace
 
@@ -100,7 +106,7 @@ def _prompts_of(train: Path, folder: Path) -> Path:
     return prompts
 
 
-def assert_layers(infer: Path | str, ids: Sequence[int]) -> None:
+def assert_layers(infer: Location | str, ids: Sequence[int]) -> None:
     """Check that the draft is handed the layers that these ids ask for, told from the tensors themselves.
 
     Args:
@@ -119,7 +125,7 @@ def assert_layers(infer: Path | str, ids: Sequence[int]) -> None:
         raise DifferentError("\n".join(lines))
 
 
-def assert_matches_baseline(infer: Path | str, baseline: Path | str, *, update: bool = False) -> None:
+def assert_matches_baseline(infer: Location | str, baseline: Path | str, *, update: bool = False) -> None:
     """Check a capture against a sketch of an earlier one; what a sketch can detect is in `docs/ci.md`.
 
     Args:

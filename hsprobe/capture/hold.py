@@ -8,6 +8,7 @@ from pathlib import Path
 from hsprobe.capture.prompts import load_prompts
 from hsprobe.capture.server import LaunchedServer
 from hsprobe.capture.session import Plan, capture_from_running
+from hsprobe.remote.location import Location, locate
 
 
 class _Silent:
@@ -59,7 +60,7 @@ class HeldServer:
             raise
 
     def capture(
-        self, out: Path, prompts: Path | str, *, max_new_tokens: int = 16, concurrency: int = 4
+        self, out: Path, prompts: Location | str, *, max_new_tokens: int = 16, concurrency: int = 4
     ) -> Path:
         """Send prompts and write what the server computed for them.
 
@@ -87,7 +88,7 @@ class HeldServer:
 def capture_running(
     url: str,
     out: Path,
-    prompts: Path | str,
+    prompts: Location | str,
     *,
     max_new_tokens: int = 16,
     concurrency: int = 4,
@@ -103,7 +104,7 @@ def capture_running(
     """
     plan = Plan(
         out=out,
-        prompts=load_prompts(Path(prompts)),
+        prompts=load_prompts(locate(prompts)),
         max_new_tokens=max_new_tokens,
         concurrency=concurrency,
     )

@@ -2,10 +2,10 @@
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hsprobe.errors import HsprobeError
+from hsprobe.remote.location import Location
 
 if TYPE_CHECKING:
     from hsprobe.formats.dump import Options
@@ -23,7 +23,7 @@ class Prompt:
         return {"text": self.text} if self.input_ids is None else {"input_ids": list(self.input_ids)}
 
 
-def load_prompts(path: Path, limit: int | None = None, options: "Options | None" = None) -> list[Prompt]:
+def load_prompts(path: Location, limit: int | None = None, options: "Options | None" = None) -> list[Prompt]:
     """Read prompts from a trace (its requests' prompts), a training dump (its samples) or a JSONL file.
 
     Args:
@@ -45,7 +45,7 @@ def load_prompts(path: Path, limit: int | None = None, options: "Options | None"
     return prompts[:limit]
 
 
-def _is_text(path: Path) -> bool:
+def _is_text(path: Location) -> bool:
     """Whether it may be JSONL: no folder, and no byte at its beginning that text does not have."""
     if not path.is_file():
         return False
@@ -53,13 +53,13 @@ def _is_text(path: Path) -> bool:
         return all(byte >= 0x20 or byte in b"\t\r\n" for byte in file.read(8)) or path.suffix == ".jsonl"
 
 
-def _from_states(path: Path, limit: int | None, options: "Options | None") -> list[Prompt]:
+def _from_states(path: Location, limit: int | None, options: "Options | None") -> list[Prompt]:
     from hsprobe.formats.registry import is_trace
 
     return _from_trace(path) if is_trace(path) else _from_dump(path, limit, options)
 
 
-def _from_dump(path: Path, limit: int | None, options: "Options | None") -> list[Prompt]:
+def _from_dump(path: Location, limit: int | None, options: "Options | None") -> list[Prompt]:
     from hsprobe.formats.registry import open_dump
 
     dump = open_dump(path, options)
@@ -82,7 +82,7 @@ def _from_dump(path: Path, limit: int | None, options: "Options | None") -> list
     return prompts
 
 
-def _from_trace(path: Path) -> list[Prompt]:
+def _from_trace(path: Location) -> list[Prompt]:
     from hsprobe.trace.reader import Trace
 
     with Trace.open(path) as trace:
@@ -93,7 +93,7 @@ def _from_trace(path: Path) -> list[Prompt]:
         ]
 
 
-def _from_lines(path: Path) -> list[Prompt]:
+def _from_lines(path: Location) -> list[Prompt]:
     prompts = []
     try:
         text = path.read_text(encoding="utf-8")

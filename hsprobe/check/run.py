@@ -10,6 +10,7 @@ from hsprobe.check.files import Weights
 from hsprobe.check.model import CheckReport, Side
 from hsprobe.check.registry import all_rules, problems
 from hsprobe.check.setup import prepare
+from hsprobe.remote.location import Location
 
 if TYPE_CHECKING:
     from hsprobe.formats.dump import Options
@@ -19,7 +20,7 @@ def check(
     target: Path,
     draft: Path,
     *,
-    train: Path | None = None,
+    train: Location | None = None,
     dump: Options | None = None,
     version: str | None = None,
     algorithm: str | None = None,

@@ -15,6 +15,7 @@ from hsprobe.check.trained import Trained, trained
 from hsprobe.errors import HsprobeError
 from hsprobe.formats.sglang_ids import parse_version
 from hsprobe.formats.sglang_models import ALGORITHM_SINCE, ALGORITHMS, NEWEST, OLDEST, Version
+from hsprobe.remote.location import Location
 
 if TYPE_CHECKING:
     from hsprobe.formats.dump import Options
@@ -65,7 +66,7 @@ def prepare(
     target: Path,
     draft: Path,
     *,
-    train: Path | None,
+    train: Location | None,
     dump: Options | None,
     version: str | None,
     algorithm: str | None,

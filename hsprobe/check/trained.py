@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hsprobe.check.config import as_ids
+from hsprobe.remote.location import Location
 
 if TYPE_CHECKING:
     from hsprobe.formats.dump import Options
@@ -32,7 +32,7 @@ class Trained:
     model: Mapping[str, Any] = field(default_factory=dict)
 
 
-def trained(path: Path, options: Options | None, num_layers: int | None) -> Trained:
+def trained(path: Location, options: Options | None, num_layers: int | None) -> Trained:
     """Look at a trace, or at a dump of any producer; no states are read.
 
     Args:
@@ -47,7 +47,7 @@ def trained(path: Path, options: Options | None, num_layers: int | None) -> Trai
     return _of_trace(path) if is_trace(path) else _of_dump(path, options, num_layers)
 
 
-def _of_trace(path: Path) -> Trained:
+def _of_trace(path: Location) -> Trained:
     from hsprobe.trace.reader import Trace
 
     with Trace.open(path) as trace:
@@ -63,7 +63,7 @@ def _of_trace(path: Path) -> Trained:
         )
 
 
-def _of_dump(path: Path, options: Options | None, num_layers: int | None) -> Trained:
+def _of_dump(path: Location, options: Options | None, num_layers: int | None) -> Trained:
     from hsprobe.formats.dump import Sure
     from hsprobe.formats.registry import open_dump
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+from hsprobe.errors import HsprobeError
+from hsprobe.remote.location import Location, Remote, locate
 
 
 class Parser(argparse.ArgumentParser):
@@ -25,3 +29,19 @@ class Parser(argparse.ArgumentParser):
             return self.parse_known_intermixed_args(args, namespace)
         finally:
             self.intermixed = True
+
+
+def readable(text: str) -> Location:
+    """What dumps and traces are given as: a local path or a URL."""
+    try:
+        return locate(text)
+    except HsprobeError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def local(text: str) -> Path:
+    """What has to lie on this machine: files to write, folders of checkpoints."""
+    found = readable(text)
+    if isinstance(found, Remote):
+        raise argparse.ArgumentTypeError(f"{text!r} is a URL, and this has to be a local path")
+    return found

@@ -3,9 +3,9 @@
 import argparse
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hsprobe.commands.arguments import local, readable
 from hsprobe.commands.dumps import add_options, options_of
 from hsprobe.errors import HsprobeError
 
@@ -58,11 +58,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     source.add_argument(
         "--server", nargs="?", const="", metavar="URL", help="record from SGLang; without a URL, start one"
     )
-    source.add_argument("--model", type=Path, metavar="DIR", help="record from transformers")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the trace to write")
+    source.add_argument("--model", type=local, metavar="DIR", help="record from transformers")
+    parser.add_argument("-o", "--output", type=local, required=True, metavar="FILE", help="trace to write")
     parser.add_argument(
         "--prompts",
-        type=Path,
+        type=readable,
         required=True,
         metavar="FILE",
         help="a trace, a training dump, or JSONL with input_ids or text on each line",
@@ -118,7 +118,7 @@ def _add_server_options(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--disk", metavar="SIZE", help="disk at which recording stops (default: 16G)")
     group.add_argument(
         "--spools",
-        type=Path,
+        type=local,
         metavar="DIR",
         help="with a URL: the folder named in the server's HSPROBE_CAPTURE",
     )

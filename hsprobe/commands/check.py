@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from hsprobe.commands.arguments import local, readable
 from hsprobe.commands.dumps import add_options, options_of
 from hsprobe.formats.sglang_models import ALGORITHMS
 
@@ -41,10 +41,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--target", metavar="DIR", type=Path, required=True, help="folder of the target")
-    parser.add_argument("--draft", metavar="DIR", type=Path, required=True, help="folder of the draft")
+    parser.add_argument("--target", metavar="DIR", type=local, required=True, help="folder of the target")
+    parser.add_argument("--draft", metavar="DIR", type=local, required=True, help="folder of the draft")
     parser.add_argument(
-        "--train", metavar="TRAIN", type=Path, help="trace or dump of what the draft was trained on"
+        "--train", metavar="TRAIN", type=readable, help="trace or dump of what the draft was trained on"
     )
     parser.add_argument(
         "--sglang",
@@ -61,7 +61,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--format", choices=("text", "json", "junit", "github"), default="text", help="default: text"
     )
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write the report to FILE")
+    parser.add_argument("-o", "--output", metavar="FILE", type=local, help="write the report to FILE")
     add_options(parser)
     parser.set_defaults(run=run)
 

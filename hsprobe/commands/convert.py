@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hsprobe.commands.arguments import local, readable
 from hsprobe.commands.dumps import add_options, options_of
 from hsprobe.errors import HsprobeError
 
@@ -39,9 +40,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("source", metavar="SRC", type=Path, help="a training dump, or a trace")
+    parser.add_argument("source", metavar="SRC", type=readable, help="a training dump, or a trace")
     parser.add_argument(
-        "target", metavar="DST", type=Path, help="the trace (.h5), or a folder for safetensors"
+        "target", metavar="DST", type=local, help="the trace (.h5), or a folder for safetensors"
     )
     parser.add_argument("--to", choices=("trace", "safetensors"), help="default: a trace if DST ends in .h5")
     parser.add_argument("--num-layers", metavar="N", type=int, help="layers of the target model")

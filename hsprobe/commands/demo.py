@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hsprobe.commands.arguments import local
 from hsprobe.errors import HsprobeError
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("-o", "--output", metavar="DIR", type=Path, help="copy the traces to DIR")
+    parser.add_argument("-o", "--output", metavar="DIR", type=local, help="copy the traces to DIR")
     parser.set_defaults(run=run)
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hsprobe.commands.arguments import Parser
+from hsprobe.commands.arguments import Parser, local, readable
 from hsprobe.commands.dumps import add_options, options_of
 from hsprobe.errors import HsprobeError
 
@@ -67,14 +66,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "first",
         metavar="TRAIN",
-        type=Path,
+        type=readable,
         help="what the draft was trained on: a training dump as it lies, or a trace",
     )
     parser.add_argument(
-        "second", metavar="INFER", type=Path, nargs="?", help="trace of what the server computed"
+        "second", metavar="INFER", type=readable, nargs="?", help="trace of what the server computed"
     )
     parser.add_argument("--format", choices=FORMATS, default="text", help="default: text")
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write the report to FILE")
+    parser.add_argument("-o", "--output", metavar="FILE", type=local, help="write the report to FILE")
     parser.add_argument(
         "--rows",
         metavar="N",
@@ -85,7 +84,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--noise",
         metavar="FILE",
-        type=Path,
+        type=local,
         help="judge by the noise measured with 'hsprobe noise' where FILE covers it",
     )
     add_options(parser)
@@ -98,13 +97,13 @@ def _add_more_views(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft",
         metavar="DIR",
-        type=Path,
+        type=local,
         help="folder of the trained draft: compute it from what it was given, and compare every stage",
     )
     parser.add_argument(
         "--target",
         metavar="DIR",
-        type=Path,
+        type=local,
         help="with --draft: folder of the target, whose embedding it uses (default: the one INFER names)",
     )
     parser.add_argument(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from hsprobe.commands.arguments import local, readable
 from hsprobe.commands.dumps import add_options, options_of
 
 _DESCRIPTION = """\
@@ -48,13 +48,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("train", metavar="TRAIN", type=Path, help="dump, or trace, of what it was trained on")
-    parser.add_argument("infer", metavar="INFER", type=Path, help="trace of what the server computed")
-    parser.add_argument("--draft", metavar="DIR", type=Path, required=True, help="folder of the draft")
+    parser.add_argument("train", metavar="TRAIN", type=readable, help="dump or trace it was trained on")
+    parser.add_argument("infer", metavar="INFER", type=readable, help="trace of what the server computed")
+    parser.add_argument("--draft", metavar="DIR", type=local, required=True, help="folder of the draft")
     parser.add_argument(
         "--target",
         metavar="DIR",
-        type=Path,
+        type=local,
         help="folder of the target, whose token embeddings the draft uses (default: the one INFER names)",
     )
     parser.add_argument(
@@ -69,7 +69,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--device", metavar="NAME", default="cpu", help="torch device (default: %(default)s)")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write the report to FILE")
+    parser.add_argument("-o", "--output", metavar="FILE", type=local, help="write the report to FILE")
     add_options(parser)
     parser.set_defaults(run=run)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from hsprobe.commands.arguments import local, readable
 from hsprobe.commands.dumps import add_options, options_of
 
 _DESCRIPTION = """\
@@ -30,9 +30,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("file", metavar="FILE", type=Path, help="the trace, or the file or folder of a dump")
+    parser.add_argument(
+        "file", metavar="FILE", type=readable, help="a trace, or the file or folder of a dump"
+    )
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write to FILE")
+    parser.add_argument("-o", "--output", metavar="FILE", type=local, help="write to FILE")
     add_options(parser)
     parser.set_defaults(run=run)
 

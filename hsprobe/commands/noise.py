@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import math
-from pathlib import Path
 
+from hsprobe.commands.arguments import local, readable
 from hsprobe.commands.dumps import add_options, options_of
 
 _DESCRIPTION = """\
@@ -35,9 +35,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("first", metavar="A", type=Path, help="a benign trace or dump, as TRAIN")
-    parser.add_argument("second", metavar="B", type=Path, help="another of the same model, as INFER")
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, required=True, help="the file to write")
+    parser.add_argument("first", metavar="A", type=readable, help="a benign trace or dump, as TRAIN")
+    parser.add_argument("second", metavar="B", type=readable, help="another of the same model, as INFER")
+    parser.add_argument("-o", "--output", metavar="FILE", type=local, required=True, help="the file to write")
     parser.add_argument(
         "--safety",
         metavar="X",

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hsprobe.commands.arguments import readable
 from hsprobe.errors import HsprobeError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "server", metavar="SERVER", help="URL of a server started with HSPROBE_CAPTURE, or its spool folder"
     )
-    parser.add_argument("--against", metavar="TRAIN", type=Path, help="trace to compare with")
+    parser.add_argument("--against", metavar="TRAIN", type=readable, help="trace to compare with")
     parser.add_argument(
         "--every", metavar="S", type=_seconds, default=1.0, help="seconds between looks (default: 1)"
     )

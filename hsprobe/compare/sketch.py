@@ -24,6 +24,7 @@ from hsprobe.compare.align import spread
 from hsprobe.compare.stack import Stack, stacks_of
 from hsprobe.compare.statistics import Floats, channel_scale
 from hsprobe.errors import HsprobeError
+from hsprobe.remote.location import Location
 from hsprobe.trace.reader import Trace
 
 FORMAT, VERSION = "hsprobe-sketch", 1
@@ -69,13 +70,13 @@ def signs(width: int) -> Floats:
     return matrix
 
 
-def sketch(path: Path | str) -> Sketch:
+def sketch(path: Location | str) -> Sketch:
     """Sketch the chunks of a trace, or where it has none its depths, on an even sample of rows.
 
     Raises:
         HsprobeError: the trace cannot be read, or holds neither chunks nor depths.
     """
-    with Trace.open(Path(path)) as trace:
+    with Trace.open(path) as trace:
         found = lanes(trace)
         keys = found[0].stack.keys
         context = np.sort(keys.context[spread(np.sort(keys.by_context[1]), keys, ROWS)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from hsprobe.compare.statistics import Floats
 from hsprobe.diagnose.naming import depth_name, plural
 from hsprobe.diagnose.wording import figure
 from hsprobe.errors import HsprobeError
+from hsprobe.remote.location import Location
 from hsprobe.trace.reader import Trace
 
 # An estimate from 16 entries of a projection is off by less than this in practically every row.
@@ -47,13 +47,13 @@ class Change:
         return f"{self.name} differs from the baseline{moved}: {found}, {self.over}/{self.rows} rows differ"
 
 
-def against_baseline(baseline: Sketch, capture: Path | str) -> list[Change]:
+def against_baseline(baseline: Sketch, capture: Location | str) -> list[Change]:
     """What became of every piece of a baseline in a capture of the same requests.
 
     Raises:
         HsprobeError: the capture cannot be read, is of another model, or shares no row with the baseline.
     """
-    with Trace.open(Path(capture)) as trace:
+    with Trace.open(capture) as trace:
         parts = lanes(trace)
         read = [part.at(baseline.context) for part in parts]
         if not any(there.any() for _, there in read):

@@ -27,6 +27,7 @@ from hsprobe.diagnose.naming import phase_name
 from hsprobe.diagnose.ranks.survey import Survey
 from hsprobe.diagnose.sides import Side, chunk_lanes, dtypes_between, served_depths
 from hsprobe.errors import HsprobeError
+from hsprobe.remote.location import Location
 from hsprobe.trace.reader import Trace
 from hsprobe.trace.schema import Launch
 
@@ -105,7 +106,7 @@ class SelfReport:
 
 
 def consistency(
-    infer: Path | str,
+    infer: Location | str,
     *,
     noise: Path | str | None = None,
     draft: Path | str | None = None,
@@ -125,7 +126,7 @@ def consistency(
     from hsprobe.diagnose.registry import draft_findings
 
     tolerance = None if noise is None else read_tolerance(Path(noise))
-    with Trace.open(Path(infer)) as trace:
+    with Trace.open(infer) as trace:
         side, ranks = Survey(trace, "infer").run()
         if tolerance is not None:
             tolerance.check_model(side.architecture, side.num_layers, side.hidden)

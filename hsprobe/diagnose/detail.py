@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -98,7 +97,7 @@ def detail(report: Report) -> Detail:
     Raises:
         HsprobeError: one of them can no longer be read.
     """
-    with Trace.open(Path(report.train.path)) as one, Trace.open(Path(report.infer.path)) as two:
+    with Trace.open(report.train.path) as one, Trace.open(report.infer.path) as two:
         train, infer = open_side(one, "train"), open_side(two, "infer")
         depths, heatmap = _heatmap(report, train, infer)
         positions: list[PositionBin] = []

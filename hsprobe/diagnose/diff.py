@@ -20,13 +20,14 @@ from hsprobe.diagnose.ranks.wording import overview
 from hsprobe.diagnose.sides import Side, check_same_model
 from hsprobe.errors import HsprobeError
 from hsprobe.formats.dump import Options
+from hsprobe.remote.location import Location, locate
 
 DEFAULT_ROWS = 512
 
 
 def diff(
-    train: Path | str,
-    infer: Path | str,
+    train: Location | str,
+    infer: Location | str,
     *,
     rows: int = DEFAULT_ROWS,
     noise: Path | str | None = None,
@@ -52,8 +53,8 @@ def diff(
     """
     tolerance = None if noise is None else read_tolerance(Path(noise))
     with (
-        opened(Path(infer), told=told) as infer_trace,
-        opened(Path(train), dump, beside=infer_trace, told=told) as train_trace,
+        opened(locate(infer), told=told) as infer_trace,
+        opened(locate(train), dump, beside=infer_trace, told=told) as train_trace,
     ):
         train_side, train_ranks = Survey(train_trace, "train").run()
         survey = Survey(infer_trace, "infer", train_side)

@@ -18,6 +18,7 @@ from hsprobe.formats.dump import UNKNOWN, Dump, Final, Options, Sample, Sure
 from hsprobe.formats.registry import in_words, is_trace, open_dump
 from hsprobe.formats.select import Needed
 from hsprobe.formats.sink import Sink, default_depths, provenance
+from hsprobe.remote.location import Location
 from hsprobe.trace.context import context_hashes
 from hsprobe.trace.reader import Trace
 from hsprobe.trace.writer import TraceWriter
@@ -37,7 +38,7 @@ _NORM_CLOSE = 0.2
 
 @contextmanager
 def opened(
-    path: Path, options: Options | None = None, *, beside: Trace | None = None, told: Told | None = None
+    path: Location, options: Options | None = None, *, beside: Trace | None = None, told: Told | None = None
 ) -> Iterator[Trace]:
     """A side of a comparison as a trace.
 

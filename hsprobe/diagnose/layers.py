@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from hsprobe.diagnose.naming import depth_name, listed
 from hsprobe.diagnose.sides import chunk_lanes, depth_candidates, dtypes_between, open_side
 from hsprobe.errors import HsprobeError
 from hsprobe.formats.sglang_ids import depths_of
+from hsprobe.remote.location import Location
 from hsprobe.trace.reader import Trace
 
 _ROWS = 512
@@ -37,13 +37,13 @@ class Served:
         return f"chunk {self.chunk} carries {depth_name(self.depth)} ({self.agree}/{self.rows} rows agree)"
 
 
-def served_layers(infer: Path | str) -> tuple[list[Served], Serving]:
+def served_layers(infer: Location | str) -> tuple[list[Served], Serving]:
     """The depth of every chunk of a capture, compared with the depths captured beside it.
 
     Raises:
         HsprobeError: the capture lacks the chunks or the depths.
     """
-    with Trace.open(Path(infer)) as trace:
+    with Trace.open(infer) as trace:
         side = open_side(trace, "infer")
         stack, candidates = side.chunked(), depth_candidates(side)
         if stack is None or not candidates:
@@ -65,7 +65,7 @@ def served_layers(infer: Path | str) -> tuple[list[Served], Serving]:
         return found, Serving.of(trace.provenance)
 
 
-def check_layers(infer: Path | str, ids: Sequence[int]) -> list[str]:
+def check_layers(infer: Location | str, ids: Sequence[int]) -> list[str]:
     """What contradicts that a capture's chunks are what these ids ask for; empty where nothing does.
 
     Args:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from hsprobe.compare.direct import Lane, compare_many
@@ -28,6 +27,7 @@ from hsprobe.diagnose.sides import (
 )
 from hsprobe.errors import HsprobeError
 from hsprobe.formats.dump import Options
+from hsprobe.remote.location import Location, locate
 
 # Rounding, however coarse, does not turn half of a state into something else; another layer does.
 _NOT_NOISE = 0.5
@@ -50,8 +50,8 @@ class Learned:
 
 
 def learn(
-    first: Path | str,
-    second: Path | str,
+    first: Location | str,
+    second: Location | str,
     *,
     safety: float = SAFETY,
     dump: Options | None = None,
@@ -69,8 +69,8 @@ def learn(
             differ by more than any noise.
     """
     with (
-        opened(Path(second), told=told) as b_trace,
-        opened(Path(first), dump, beside=b_trace, told=told) as a_trace,
+        opened(locate(second), told=told) as b_trace,
+        opened(locate(first), dump, beside=b_trace, told=told) as a_trace,
     ):
         a, b = open_side(a_trace, "train"), open_side(b_trace, "infer")
         check_same_model(a, b)

@@ -20,6 +20,7 @@ from typing import Any, Self
 from hsprobe.errors import HsprobeError
 from hsprobe.formats.dump import Dump
 from hsprobe.formats.sink import Sink, default_depths, provenance
+from hsprobe.remote.location import identity
 from hsprobe.trace.reader import Trace
 from hsprobe.trace.schema import PASS_COLUMNS, ROW_COLUMNS
 from hsprobe.trace.tensor import Tensor
@@ -92,7 +93,7 @@ class _ToTrace:
 
     def _start(self) -> None:
         mark = {
-            "dump": str(self.dump.path.resolve()),
+            "dump": identity(self.dump.path),
             "format": self.dump.key,
             "samples": self.total,
             "layout": repr(self.dump.layout.aux and self.dump.layout.aux.depths),

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -16,6 +15,8 @@ import numpy as np
 from hsprobe.errors import HsprobeError
 from hsprobe.formats.source import Source
 from hsprobe.formats.stored import Array, Floats, Ints, Stored, as_floats, damaged
+from hsprobe.remote.location import Location
+from hsprobe.remote.trouble import RemoteError
 from hsprobe.trace.schema import Phase
 
 Depth = int | Literal["final"] | None
@@ -255,7 +256,7 @@ class Dump:
         skipped: (sample, why) for samples that could not be read so far.
     """
 
-    path: Path
+    path: Location
     key: str
     name: str
     reader: Reader
@@ -288,7 +289,9 @@ class Dump:
             return None
 
     def skip(self, name: str, error: HsprobeError) -> None:
-        """Note a sample as unreadable, once."""
+        """Note a sample as unreadable, once; a lost connection is raised instead."""
+        if isinstance(error, RemoteError):
+            raise error
         if not self.skipped or self.skipped[-1][0] != name:
             self.skipped.append((name, error.what))
 

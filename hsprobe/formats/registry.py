@@ -6,7 +6,6 @@ import importlib
 import pkgutil
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import cast
 
 from hsprobe.errors import HsprobeError
@@ -14,6 +13,7 @@ from hsprobe.formats import readers
 from hsprobe.formats.dump import Chunks, Dump, Final, Format, Layout, Match, Options, Sure
 from hsprobe.formats.guarded import Guarded, sensible
 from hsprobe.formats.source import HDF5_MAGIC, Source
+from hsprobe.remote.location import Location
 
 _FLAG = "--train-format"
 
@@ -29,7 +29,7 @@ def formats() -> dict[str, Format]:
     return {module.KEY: module for module in sorted(modules, key=lambda module: module.KEY)}
 
 
-def is_trace(path: Path) -> bool:
+def is_trace(path: Location) -> bool:
     """Whether a path is better left to the reader of traces: an HDF5 file that says so, or no dump at all."""
     if not path.is_file():
         return not path.exists()
@@ -39,16 +39,16 @@ def is_trace(path: Path) -> bool:
                 return path.suffix in (".h5", ".partial")
     except OSError:
         return True
-    import h5py
+    from hsprobe.remote.stream import open_hdf5
 
     try:
-        with h5py.File(path, "r", locking=False) as found:
+        with open_hdf5(path) as found:
             return "format" in found.attrs and "schema_version" in found.attrs
     except (OSError, RuntimeError, ValueError):
         return True
 
 
-def open_dump(path: Path, options: Options | None = None) -> Dump:
+def open_dump(path: Location, options: Options | None = None) -> Dump:
     """Open a training dump, whoever wrote it.
 
     Raises:
@@ -60,8 +60,8 @@ def open_dump(path: Path, options: Options | None = None) -> Dump:
     if options.format is not None and options.format not in known:
         raise HsprobeError(f"There is no dump format {options.format!r}.", f"Known are {', '.join(known)}.")
     key = options.format or ("mapped" if options.maps else _detected(source, known))
-    with sensible(str(path)):
-        reader = Guarded(known[key].open_dump(source, options), str(path))
+    with sensible(source, str(path)):
+        reader = Guarded(known[key].open_dump(source, options), source)
     layout = _with_options(reader.layout, options)
     return Dump(path, key, known[key].NAME, reader, source, layout, options.first_token)
 
@@ -81,13 +81,14 @@ def _detected(source: Source, known: dict[str, Format]) -> str:
     claims: dict[str, Match] = {}
     for key, module in known.items():
         try:
-            with sensible(str(source.path)):
+            with sensible(source, str(source.path)):
                 claim = module.detect(source)
         except HsprobeError:
             # Damaged where this format would have looked; another one may know better.
             continue
         if claim is not None:
             claims[key] = claim
+    source.check()
     if not claims:
         raise HsprobeError(
             f"{source.path} is neither a trace nor a training dump known here.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,13 +11,15 @@ from typing import Any
 
 from hsprobe.errors import HsprobeError
 from hsprobe.formats.containers import arrays, packed, tensors, torchfile, zipped
+from hsprobe.formats.naturally import natural
+from hsprobe.formats.remote import RemoteFolder
 from hsprobe.formats.stored import Bytes, FileBytes, damaged
+from hsprobe.remote.location import Location, Remote
 
 _MAX_FOLDERS_DEEP = 8
 _MAX_JSON = 256 << 20
 _PEEKED = 32
 _KEPT = 16
-_NUMBERS = re.compile(r"(\d+)")
 HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 
 
@@ -27,11 +28,11 @@ class Source:
     """What was given as a dump.
 
     Attributes:
-        path: the file or folder.
+        path: the file or folder, which may be behind a URL.
         unread: files left out, and why.
     """
 
-    path: Path
+    path: Location
     unread: list[tuple[str, str]] = field(default_factory=list)
     _endings: set[str] | None = field(default=None, repr=False)
     _loaded: dict[str, tuple[Any, HsprobeError | None]] = field(default_factory=dict, repr=False)
@@ -40,14 +41,19 @@ class Source:
         if not self.path.exists():
             raise HsprobeError(f"There is no file or folder {self.path}.", "Check the path.")
 
-    @property
+    @cached_property
     def is_folder(self) -> bool:
         return self.path.is_dir()
 
     @cached_property
-    def root(self) -> Path:
+    def root(self) -> Location:
         """The folder that no file of the dump may lie outside of."""
-        return (self.path if self.is_folder else self.path.parent).resolve()
+        root = self.path if self.is_folder else self.path.parent
+        return root if isinstance(root, Remote) else root.resolve()
+
+    @cached_property
+    def _remote(self) -> RemoteFolder | None:
+        return RemoteFolder(self.root, self.unread) if isinstance(self.root, Remote) else None
 
     def files(self, *suffixes: str, under: str = "") -> Iterator[str]:
         """Names of the files that end so (all without suffixes), relative to the folder, in natural order.
@@ -85,11 +91,14 @@ class Source:
 
     def has(self, name: str) -> bool:
         """Whether there is such a file beside the samples, or in the folder that holds the file given."""
-        return (self.root / name).is_file()
+        return _stays_inside(name) and (self.root / name).is_file()
 
     def _walk(self, folder: str, deep: int) -> Iterator[str]:
+        if self._remote is not None:
+            yield from self._remote.walk(folder, _MAX_FOLDERS_DEEP - deep)
+            return
         try:
-            with os.scandir(self.root / folder) as found:
+            with os.scandir(str(self.root / folder)) as found:
                 members = sorted(found, key=lambda entry: natural(entry.name))
         except OSError as error:
             self.unread.append((folder or str(self.path), error.strerror or str(error)))
@@ -110,22 +119,41 @@ class Source:
                 yield from self._walk(name, deep + 1)
 
     def _inside(self, name: str) -> bool:
+        root = Path(str(self.root))
         try:
-            return (self.root / name).resolve(strict=True).is_relative_to(self.root)
+            return (root / name).resolve(strict=True).is_relative_to(root)
         except (OSError, RuntimeError):
             return False
 
-    def bytes_of(self, name: str) -> FileBytes:
+    def bytes_of(self, name: str) -> Bytes:
         """The bytes of one file.
 
         Raises:
             HsprobeError: it cannot be read, or lies outside.
         """
-        path = self.root / name
-        odd = path.is_symlink() or ".." in Path(name).parts or Path(name).is_absolute()
+        if self._remote is not None:
+            if not _stays_inside(name):
+                raise damaged(name, "it leads out of the folder")
+            return self._remote.bytes_of(name)
+        path = Path(str(self.root)) / name
+        odd = path.is_symlink() or not _stays_inside(name)
         if self.is_folder and odd and not self._inside(name):
             raise damaged(name, "it leads out of the folder")
         return FileBytes(path, name)
+
+    def check(self) -> None:
+        """Raise what went wrong with a remote place so far: readers take it for a damaged sample."""
+        if isinstance(self.path, Remote):
+            self.path.check()
+
+    def place_of(self, name: str) -> Location:
+        """Where one file lies, for what opens it by itself.
+
+        Raises:
+            HsprobeError: it cannot be read, or lies outside.
+        """
+        self.bytes_of(name)
+        return self.root / name
 
     def load(self, name: str) -> Any:
         """What one file holds, by its content: see `contents`.
@@ -136,8 +164,9 @@ class Source:
         found = self._loaded.get(name)
         if found is None:
             try:
-                found = contents(self.bytes_of(name), str(self.root / name)), None
+                found = contents(self.bytes_of(name), self.root / name), None
             except HsprobeError as error:
+                self.check()
                 found = None, error
             # Every reader looks at the first files to tell whether they are its own.
             self._loaded[name] = found
@@ -149,7 +178,7 @@ class Source:
         return content
 
 
-def contents(source: Bytes, path: str = "") -> Any:
+def contents(source: Bytes, path: Location | None = None) -> Any:
     """What a file holds: mappings, lists, numbers and strings, with `Stored` where tensors are.
 
     torch, gzip around it, safetensors, npz and npy, JSON and JSONL (a list of its lines).
@@ -173,7 +202,7 @@ def contents(source: Bytes, path: str = "") -> Any:
         return arrays.read_one(source)
     if tensors.looks_like(first, source.size):
         return tensors.read(source)
-    if first[:2] == b"\x80\x02" and path:
+    if first[:2] == b"\x80\x02" and path is not None:
         return torchfile.read_old(source, path)
     if first.lstrip()[:1] in (b"{", b"["):
         return _text(source)
@@ -193,9 +222,5 @@ def _text(source: Bytes) -> Any:
         return [tensors.parse_json(line, source.name) for line in lines]
 
 
-def natural(name: str) -> list[tuple[int, str]]:
-    """A key that sorts the numbers in names as numbers."""
-    return [
-        (int(part), "") if part.isdecimal() and len(part) < 20 else (-1, part)
-        for part in re.split(r"(\d+)", name)
-    ]
+def _stays_inside(name: str) -> bool:
+    return ".." not in Path(name).parts and not Path(name).is_absolute()

@@ -14,6 +14,7 @@ import numpy as np
 from hsprobe.compare.statistics import Floats
 from hsprobe.errors import HsprobeError
 from hsprobe.impact.texts import Bools, Text
+from hsprobe.remote.location import Location
 
 if TYPE_CHECKING:
     from hsprobe.draft.reference import DraftReference
@@ -56,7 +57,7 @@ class Chains:
             ) from None
         return cls(load(target, draft, device=device), steps, device)
 
-    def check_width(self, width: int, where: Path) -> None:
+    def check_width(self, width: int, where: Location) -> None:
         """Whether states of this width can be fed to the draft.
 
         Raises:

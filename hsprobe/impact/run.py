@@ -27,6 +27,7 @@ from hsprobe.impact.mixing import HANDOVER, Mixer, aspect, named
 from hsprobe.impact.model import Acceptance, Cost, ImpactReport, Reported
 from hsprobe.impact.texts import Bools, Text, texts
 from hsprobe.impact.walk import chance, lengths, together, walk
+from hsprobe.remote.location import Location, locate
 from hsprobe.trace.reader import Trace
 
 LEAST_LOSS = 0.02
@@ -45,8 +46,8 @@ def _quietly(text: str, *, stays: bool = False) -> None:
 
 
 def impact(
-    train: Path | str,
-    infer: Path | str,
+    train: Location | str,
+    infer: Location | str,
     *,
     draft: Path | str,
     target: Path | str | None = None,
@@ -76,8 +77,8 @@ def impact(
         HsprobeError: a file is unreadable or of another model, the draft cannot be run, or no request can be.
     """
     with (
-        Trace.open(Path(infer)) as infer_trace,
-        opened(Path(train), dump, beside=infer_trace, told=told) as train_trace,
+        Trace.open(infer) as infer_trace,
+        opened(locate(train), dump, beside=infer_trace, told=told) as train_trace,
     ):
         sides = open_side(train_trace, "train"), open_side(infer_trace, "infer")
         check_same_model(*sides)
@@ -96,7 +97,7 @@ def impact(
         return replace(report, draft_faults=_draft_faults(evidence, infer_trace, folder, model))
 
 
-def _steps(count: int | None, path: Path) -> int:
+def _steps(count: int | None, path: Location) -> int:
     if count is None:
         raise HsprobeError(
             f"{path} does not say how many tokens the server drafted.",

@@ -10,7 +10,6 @@ import json
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import h5py
@@ -18,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hsprobe.errors import HsprobeError
+from hsprobe.remote.location import Location, Remote
+from hsprobe.remote.stream import open_hdf5
 from hsprobe.trace import schema
 from hsprobe.trace.spool import MAGIC as SPOOL_MAGIC
 
@@ -27,7 +28,7 @@ _MAX_MEMBERS = 100_000
 
 
 @contextmanager
-def sound(path: Path, place: str) -> Iterator[None]:
+def sound(path: Location, place: str) -> Iterator[None]:
     """Turn whatever HDF5 raises while `place` of `path` is read into the error a person may see."""
     try:
         yield
@@ -39,12 +40,12 @@ def sound(path: Path, place: str) -> Iterator[None]:
         raise HsprobeError(f"{path} is damaged at {place}: {reason}.", _AGAIN) from error
 
 
-def damaged(path: Path, place: str, why: str) -> HsprobeError:
+def damaged(path: Location, place: str, why: str) -> HsprobeError:
     """The error for a file that reads but contradicts itself."""
     return HsprobeError(f"{path} is damaged at {place}: {why}.", _AGAIN)
 
 
-def open_file(path: Path) -> h5py.File:
+def open_file(path: Location) -> h5py.File:
     """Open a finished trace for reading: format, version and state are checked, the rest is not.
 
     Raises:
@@ -54,7 +55,7 @@ def open_file(path: Path) -> h5py.File:
     try:
         # A reader takes no lock: the file may lie on a file system without locks, or be read twice at once.
         # HDF5's chunk cache is kept for each of hundreds of tensors and never hit: readers take whole chunks.
-        file = h5py.File(path, "r", locking=False, rdcc_nbytes=0)
+        file = open_hdf5(path, rdcc_nbytes=0)
     except (OSError, RuntimeError, ValueError) as error:
         if "already open for write" in str(error):
             raise half_written(path) from error
@@ -69,7 +70,7 @@ def open_file(path: Path) -> h5py.File:
     return file
 
 
-def half_written(path: Path) -> HsprobeError:
+def half_written(path: Location) -> HsprobeError:
     """The error for a trace whose writer has not finished."""
     return HsprobeError(
         f"{path} is a half-written trace: its writer is still at work or was killed.",
@@ -77,13 +78,14 @@ def half_written(path: Path) -> HsprobeError:
     )
 
 
-def _require_hdf5(path: Path) -> None:
+def _require_hdf5(path: Location) -> None:
     try:
-        mode = path.stat().st_mode
-        if stat.S_ISDIR(mode):
-            raise HsprobeError(f"{path} is a folder, not a trace.", "Give the path of a trace file.")
-        if not stat.S_ISREG(mode):
-            raise HsprobeError(f"{path} is not a regular file.", "Give the path of a trace file.")
+        if not isinstance(path, Remote):
+            mode = path.stat().st_mode
+            if stat.S_ISDIR(mode):
+                raise HsprobeError(f"{path} is a folder, not a trace.", "Give the path of a trace file.")
+            if not stat.S_ISREG(mode):
+                raise HsprobeError(f"{path} is not a regular file.", "Give the path of a trace file.")
         with path.open("rb") as file:
             first = file.read(len(_HDF5_MAGIC))
     except FileNotFoundError:
@@ -108,7 +110,7 @@ def _require_hdf5(path: Path) -> None:
         )
 
 
-def _require_trace(path: Path, file: h5py.File) -> None:
+def _require_trace(path: Location, file: h5py.File) -> None:
     if text(file, "format", path) != schema.FORMAT:
         raise HsprobeError(
             f"{path} is an HDF5 file, but not a trace of hsprobe.", "Give a trace made by `hsprobe capture`."
@@ -128,25 +130,25 @@ def _require_trace(path: Path, file: h5py.File) -> None:
         raise damaged(path, "state", "it is neither complete nor recovered")
 
 
-def text(item: h5py.Group, name: str, path: Path) -> str | None:
+def text(item: h5py.Group, name: str, path: Location) -> str | None:
     """A string attribute, None where there is none or it is something else."""
     value = _attribute(item, name, path, h5py.h5t.TypeStringID)
     return value.decode() if isinstance(value, bytes) else None
 
 
-def integer(item: h5py.Group, name: str, path: Path) -> int | None:
+def integer(item: h5py.Group, name: str, path: Location) -> int | None:
     """An integer attribute, None where there is none or it is something else."""
     value = _attribute(item, name, path, h5py.h5t.TypeIntegerID)
     return int(value) if isinstance(value, np.integer) else None
 
 
-def integers(item: h5py.Group, name: str, path: Path) -> list[int] | None:
+def integers(item: h5py.Group, name: str, path: Location) -> list[int] | None:
     """An attribute that is a list of integers, None where there is none or it is something else."""
     value = _attribute(item, name, path, h5py.h5t.TypeIntegerID)
     return [int(one) for one in value] if isinstance(value, np.ndarray) and value.ndim == 1 else None
 
 
-def _attribute(item: h5py.Group, name: str, path: Path, kind: type) -> Any:
+def _attribute(item: h5py.Group, name: str, path: Location, kind: type) -> Any:
     with sound(path, f"attribute {name} of {item.name}"):
         if name not in item.attrs:
             return None
@@ -162,7 +164,7 @@ def _is_variable(stored: Any) -> bool:
     return isinstance(stored, h5py.h5t.TypeStringID) and bool(stored.is_variable_str())
 
 
-def group(parent: h5py.Group, name: str, path: Path) -> h5py.Group:
+def group(parent: h5py.Group, name: str, path: Location) -> h5py.Group:
     """A member that has to be a group."""
     found = _member(parent, name, path)
     if not isinstance(found, h5py.Group):
@@ -170,7 +172,7 @@ def group(parent: h5py.Group, name: str, path: Path) -> h5py.Group:
     return found
 
 
-def members(parent: h5py.Group, path: Path) -> list[str]:
+def members(parent: h5py.Group, path: Location) -> list[str]:
     """Names of the members of a group, checked fit to print."""
     with sound(path, str(parent.name)):
         if len(parent) > _MAX_MEMBERS:
@@ -181,7 +183,7 @@ def members(parent: h5py.Group, path: Path) -> list[str]:
     return names
 
 
-def dataset(parent: h5py.Group, name: str, path: Path, code: str, ndim: int) -> h5py.Dataset:
+def dataset(parent: h5py.Group, name: str, path: Location, code: str, ndim: int) -> h5py.Dataset:
     """A member that has to be a dataset of numpy type `code` with `ndim` axes, all its bytes in this file."""
     found = _dataset(parent, name, path)
     place = _at(parent, name)
@@ -194,21 +196,21 @@ def dataset(parent: h5py.Group, name: str, path: Path, code: str, ndim: int) -> 
     return found
 
 
-def column(parent: h5py.Group, name: str, path: Path, code: str) -> npt.NDArray[Any]:
+def column(parent: h5py.Group, name: str, path: Location, code: str) -> npt.NDArray[Any]:
     """All of a one-axis dataset."""
     found = dataset(parent, name, path, code, 1)
     with sound(path, _at(parent, name)):
         return np.asarray(found[()])
 
 
-def strings(parent: h5py.Group, name: str, path: Path) -> list[str]:
+def strings(parent: h5py.Group, name: str, path: Location) -> list[str]:
     """All of a one-axis dataset of UTF-8 strings."""
     found = _text_dataset(parent, name, path, 1)
     with sound(path, _at(parent, name)):
         return [str(one) for one in found.asstr()[()]]
 
 
-def document(parent: h5py.Group, name: str, path: Path) -> Any:
+def document(parent: h5py.Group, name: str, path: Location) -> Any:
     """A scalar string dataset that holds JSON."""
     found = _text_dataset(parent, name, path, 0)
     place = _at(parent, name)
@@ -219,7 +221,7 @@ def document(parent: h5py.Group, name: str, path: Path) -> Any:
             raise damaged(path, place, "it is not JSON") from error
 
 
-def _text_dataset(parent: h5py.Group, name: str, path: Path, ndim: int) -> h5py.Dataset:
+def _text_dataset(parent: h5py.Group, name: str, path: Location, ndim: int) -> h5py.Dataset:
     found = _dataset(parent, name, path)
     place = _at(parent, name)
     with sound(path, place):
@@ -230,7 +232,7 @@ def _text_dataset(parent: h5py.Group, name: str, path: Path, ndim: int) -> h5py.
     return found
 
 
-def _dataset(parent: h5py.Group, name: str, path: Path) -> h5py.Dataset:
+def _dataset(parent: h5py.Group, name: str, path: Location) -> h5py.Dataset:
     found = _member(parent, name, path)
     place = _at(parent, name)
     if not isinstance(found, h5py.Dataset):
@@ -241,7 +243,7 @@ def _dataset(parent: h5py.Group, name: str, path: Path) -> h5py.Dataset:
     return found
 
 
-def _member(parent: h5py.Group, name: str, path: Path) -> Any:
+def _member(parent: h5py.Group, name: str, path: Location) -> Any:
     place = _at(parent, name)
     with sound(path, place):
         link = parent.get(name, getlink=True)
@@ -252,7 +254,7 @@ def _member(parent: h5py.Group, name: str, path: Path) -> Any:
         return parent[name]
 
 
-def _require_bytes(found: h5py.Dataset, claimed: int, path: Path, place: str) -> None:
+def _require_bytes(found: h5py.Dataset, claimed: int, path: Location, place: str) -> None:
     stored = found.id.get_storage_size()
     if claimed > stored:
         raise damaged(path, place, f"it claims {claimed} bytes and holds {stored}")

@@ -6,7 +6,6 @@ Letters: P passes, T rows of a rank, R requests.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,6 +13,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from hsprobe.remote.location import Location, locate
 from hsprobe.trace import _guard, schema
 from hsprobe.trace.tensor import Tensor
 
@@ -32,7 +32,7 @@ class Requests:
         prompt_len: [R] int64, how many of the token ids were the prompt.
     """
 
-    def __init__(self, group: h5py.Group, path: Path) -> None:
+    def __init__(self, group: h5py.Group, path: Location) -> None:
         self.ids = _guard.strings(group, "id", path)
         self.prompt_len: Ints = _guard.column(group, "prompt_len", path, "<i8")
         self._token: Ints = _guard.column(group, "token", path, "<i8")
@@ -67,7 +67,7 @@ class Rank:
         tensors: name -> tensor.
     """
 
-    def __init__(self, group: h5py.Group, index: int, path: Path, n_requests: int) -> None:
+    def __init__(self, group: h5py.Group, index: int, path: Location, n_requests: int) -> None:
         self.index = index
         self.coords = {name: _guard.integer(group, name, path) or 0 for name in schema.COORDS}
         self.coords |= {name: max(1, _guard.integer(group, name, path) or 1) for name in schema.SIZES}
@@ -81,7 +81,7 @@ class Rank:
         for name, found in _walk(_guard.group(group, "tensors", path), path):
             self.tensors[name] = Tensor(found, name, path, len(self.rows["pass"]), self._share)
 
-    def _check(self, group: h5py.Group, path: Path, n_requests: int) -> None:
+    def _check(self, group: h5py.Group, path: Location, n_requests: int) -> None:
         for table, column, low, high in (
             ("passes", "model", 0, max(schema.Model)),
             ("passes", "phase", 0, max(schema.Phase)),
@@ -119,7 +119,7 @@ class Trace:
         ranks: one `Rank` a recording process.
     """
 
-    def __init__(self, path: Path, file: h5py.File) -> None:
+    def __init__(self, path: Location, file: h5py.File) -> None:
         self.path = path
         self._file = file
         self.created = _guard.text(file, "created", path) or ""
@@ -141,13 +141,13 @@ class Trace:
         ]
 
     @classmethod
-    def open(cls, path: Path | str) -> Trace:
+    def open(cls, path: Location | str) -> Trace:
         """Open a finished trace.
 
         Raises:
             HsprobeError: the file is missing, no trace, half-written, damaged, or of a newer schema.
         """
-        path = Path(path)
+        path = locate(path)
         file = _guard.open_file(path)
         try:
             return cls(path, file)
@@ -168,7 +168,7 @@ class Trace:
         self._file.close()
 
 
-def _table(group: h5py.Group, name: str, known: dict[str, str], path: Path) -> dict[str, Array]:
+def _table(group: h5py.Group, name: str, known: dict[str, str], path: Location) -> dict[str, Array]:
     table = _guard.group(group, name, path)
     columns = {
         column: _guard.column(table, column, path, code)
@@ -183,7 +183,7 @@ def _table(group: h5py.Group, name: str, known: dict[str, str], path: Path) -> d
     return columns
 
 
-def _walk(tensors: h5py.Group, path: Path) -> Iterator[tuple[str, h5py.Group]]:
+def _walk(tensors: h5py.Group, path: Location) -> Iterator[tuple[str, h5py.Group]]:
     """Groups that hold data, by name; names may have a few parts ("layer/003")."""
     waiting = [("", tensors)]
     seen = 0

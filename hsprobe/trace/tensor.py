@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import h5py
@@ -17,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hsprobe.errors import HsprobeError
+from hsprobe.remote.location import Location, address, locate
 from hsprobe.trace import _guard, schema
 
 Array = npt.NDArray[Any]
@@ -30,7 +30,7 @@ _BLOCK_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor is: a trace file and the HDF5 path of its group in there."""
+    """Where a tensor is: a trace file, which may be a URL, and the HDF5 path of its group in there."""
 
     file: str
     group: str
@@ -53,10 +53,10 @@ class Tensor:
     """
 
     def __init__(
-        self, group: h5py.Group, name: str, path: Path, n_rows: int, share: Callable[[Ints], Ints]
+        self, group: h5py.Group, name: str, path: Location, n_rows: int, share: Callable[[Ints], Ints]
     ) -> None:
         self.name = name
-        self.place = Place(str(path), str(group.name))
+        self.place = Place(address(path), str(group.name))
         self._path = path
         self._n_rows = n_rows
         self._share = share
@@ -218,7 +218,7 @@ def open_tensors(places: Sequence[Place]) -> Iterator[list[Tensor]]:
         files: dict[str, h5py.File] = {}
         found = []
         for place in places:
-            path = Path(place.file)
+            path = locate(place.file)
             if place.file not in files:
                 files[place.file] = stack.enter_context(_guard.open_file(path))
             group = files[place.file]

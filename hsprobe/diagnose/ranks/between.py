@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -20,16 +19,17 @@ from hsprobe.diagnose.ranks.survey import Survey
 from hsprobe.diagnose.registry import rank_findings
 from hsprobe.diagnose.settle import same_process_noise
 from hsprobe.errors import HsprobeError
+from hsprobe.remote.location import Location
 from hsprobe.trace.reader import Trace
 
 
-def between_ranks(infer: Path | str) -> SelfReport:
+def between_ranks(infer: Location | str) -> SelfReport:
     """Compare the ranks of a capture with one another, and look at what they hold jointly.
 
     Raises:
         HsprobeError: the file is unreadable, or holds one rank alone.
     """
-    with Trace.open(Path(infer)) as trace:
+    with Trace.open(infer) as trace:
         survey = Survey(trace, "infer")
         side, facts = survey.run()
         if not facts.several:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 
 from hsprobe.formats.stored import BITS, Array, Stored, check_shape, damaged
+from hsprobe.remote.location import Location
+from hsprobe.remote.stream import open_hdf5
 
 _MAX_LISTED = 100_000
 _MAX_DEEP = 8
@@ -25,10 +26,10 @@ _MAX_RATIO = 1032
 class Hdf5:
     """An open file; a context manager is not needed, it closes with the last reference."""
 
-    def __init__(self, path: Path, name: str) -> None:
+    def __init__(self, path: Location, name: str) -> None:
         self.name = name
         with self._sound():
-            self._file = h5py.File(path, "r", locking=False)
+            self._file = open_hdf5(path)
 
     def members(self, group: str) -> list[str]:
         """Names in a group, natural order left to the caller."""

@@ -16,6 +16,8 @@ import numpy as np
 from hsprobe.formats.containers import pickled, zipped
 from hsprobe.formats.containers.pickled import Name, Opaque, PickleError
 from hsprobe.formats.stored import BITS, Array, Bytes, Stored, check_shape, damaged, stored_array, stored_at
+from hsprobe.remote.location import Location
+from hsprobe.remote.trouble import RemoteError
 
 _STORAGES = {
     "DoubleStorage": "float64",
@@ -179,7 +181,7 @@ def _row_major(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
-def read_old(source: Bytes, path: str) -> Any:
+def read_old(source: Bytes, path: Location) -> Any:
     """As `read`, of a file from before torch 1.6.
 
     Raises:
@@ -192,7 +194,10 @@ def read_old(source: Bytes, path: str) -> Any:
             source.name, "it was written by a torch before 1.6, and reading it needs torch"
         ) from None
     try:
-        return _described(source.name, torch.load(path, weights_only=True, map_location="cpu"))
+        with path.open("rb") as file:
+            return _described(source.name, torch.load(file, weights_only=True, map_location="cpu"))
+    except RemoteError:
+        raise
     except Exception as error:
         raise damaged(source.name, "it is not a torch file that holds nothing but data") from error
 

@@ -11,6 +11,7 @@ import numpy as np
 from hsprobe.errors import HsprobeError
 from hsprobe.formats.source import Source
 from hsprobe.formats.stored import Ints, damaged
+from hsprobe.remote.stream import local_copy
 
 _STATE = "state.json"
 _COLUMNS = ("input_ids", "loss_mask")
@@ -53,10 +54,14 @@ class DataSet:
     def _read(self, source: Source, name: str) -> None:
         import pyarrow as pa
 
-        source.bytes_of(name)
+        where = source.place_of(name)
         try:
             # Mapped, not read: a data set may be larger than memory, and few of its rows are asked for.
-            with pa.memory_map(str(source.root / name)) as file, pa.ipc.open_stream(file) as stream:
+            with (
+                local_copy(where) as place,
+                pa.memory_map(str(place)) as file,
+                pa.ipc.open_stream(file) as stream,
+            ):
                 for batch in stream:
                     wanted = batch.select([one for one in _COLUMNS if one in batch.schema.names])
                     self._batches.append(wanted)

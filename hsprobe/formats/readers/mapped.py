@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from hsprobe.errors import HsprobeError
 from hsprobe.formats.containers.hdf5 import Hdf5
 from hsprobe.formats.dump import DEPTHS, Final, Layout, Match, Numbering, Options, Reader, Sure
+from hsprobe.formats.naturally import natural
 from hsprobe.formats.readers._tables import ABOUT_TOKENS, Table, TableSamples, chunks_of, width_of, with_type
-from hsprobe.formats.source import HDF5_MAGIC, Source, natural
+from hsprobe.formats.source import HDF5_MAGIC, Source
 from hsprobe.formats.stored import Stored, damaged
 
 KEY = "mapped"
@@ -53,7 +53,7 @@ def _what(source: Source, unknown: list[str]) -> str:
         return f"--map knows no {unknown[0][:40]!r}."
     there = ""
     for name in source.peek(".h5", ".hdf5", count=1):
-        found = Hdf5(source.root / name, name).datasets()
+        found = Hdf5(source.place_of(name), name).datasets()
         there = f" It has {', '.join(found)}." if found else ""
     return f"{source.path} is no trace, and its layout is not known.{there}"
 
@@ -105,7 +105,7 @@ class _Mapped:
 
     def _open(self, name: str) -> Any:
         if bytes(self.source.bytes_of(name).read(0, 8)) == HDF5_MAGIC:
-            return Hdf5(Path(self.source.root / name), name)
+            return Hdf5(self.source.place_of(name), name)
         content = self.source.load(name)
         if not isinstance(content, dict):
             raise damaged(name, "it holds no named tensors")
