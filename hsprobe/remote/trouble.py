@@ -24,6 +24,7 @@ _PACKAGES = (
 _OURS = ("aiohttp", "requests", "fsspec")
 _DENIED = (401, 403)
 _GONE = (404, 410)
+_NOTHING = ("NoSuchBucket", "NoSuchKey")
 
 
 class RemoteError(HsprobeError):
@@ -75,6 +76,8 @@ def explained(place: str, done: str) -> Iterator[None]:
             raise
         raise _sentence(place, done, error.__cause__) from error
     except Exception as error:
+        if type(error).__name__ in _NOTHING:
+            raise FileNotFoundError(place) from None
         # Each protocol's package has exceptions of its own, with no base in common.
         raise _sentence(place, done, error) from error
 

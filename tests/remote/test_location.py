@@ -163,7 +163,8 @@ def test_local_paths_never_load_fsspec() -> None:
 def test_a_half_open_file_does_not_crash_python_at_its_end(tmp_path: Path) -> None:
     """HDF5 reads through Python's file until it is closed, and Python may end before."""
     program = (
-        "import fsspec; from hsprobe.remote.location import locate; from hsprobe.remote.stream import open_hdf5; "
+        "import fsspec; from hsprobe.remote.location import locate; "
+        "from hsprobe.remote.stream import open_hdf5; "
         f"data = open({str(DATA / 'reference.h5')!r}, 'rb').read(); "
         "fsspec.filesystem('memory').pipe_file('/x.h5', data); "
         "file = open_hdf5(locate('memory://x.h5')); print(len(file))"
