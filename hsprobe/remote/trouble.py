@@ -24,7 +24,6 @@ _PACKAGES = (
 _OURS = ("aiohttp", "requests", "fsspec")
 _DENIED = (401, 403)
 _GONE = (404, 410)
-_NOTHING = ("NoSuchBucket", "NoSuchKey")
 
 
 class RemoteError(HsprobeError):
@@ -71,13 +70,12 @@ def explained(place: str, done: str) -> Iterator[None]:
     except (HsprobeError, MemoryError):
         raise
     except FileNotFoundError as error:
-        status = _status(error.__cause__)
-        if error.__cause__ is None or status in _GONE:
+        # fsspec says of a web server that cannot be reached that it has no such file.
+        cause = error.__cause__
+        if cause is None or not type(cause).__module__.startswith("aiohttp") or _status(cause) in _GONE:
             raise
-        raise _sentence(place, done, error.__cause__) from error
+        raise _sentence(place, done, cause) from error
     except Exception as error:
-        if type(error).__name__ in _NOTHING:
-            raise FileNotFoundError(place) from None
         # Each protocol's package has exceptions of its own, with no base in common.
         raise _sentence(place, done, error) from error
 
