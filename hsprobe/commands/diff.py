@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from hsprobe.commands import engines
 from hsprobe.commands.arguments import Parser, local, readable
 from hsprobe.commands.dumps import add_options, options_of
 from hsprobe.errors import HsprobeError
@@ -45,6 +46,9 @@ examples:
   hsprobe diff infer.h5 --between-ranks # do the ranks agree? (tensor parallel)
   hsprobe diff reference.h5 infer.h5    # from: hsprobe capture --model DIR
   hsprobe diff hidden_states/ infer.h5  # a dump of SpecForge, ModelOpt, speculators...
+  hsprobe diff s3://bucket/hidden_states infer.h5   # also gs:, hf:, https:
+  hsprobe diff hidden_states/ infer.h5 --journal audit.journal   # goes on if interrupted
+  hsprobe diff hidden_states/ infer.h5 --engine ray --ray-address auto
   hsprobe diff dump.h5 infer.h5 --map input_ids=ids --map aux=states  # foreign HDF5
 
 exit codes: 0 same, 1 different, 2 trouble
@@ -88,6 +92,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="judge by the noise measured with 'hsprobe noise' where FILE covers it",
     )
     add_options(parser)
+    engines.add_options(parser)
     _add_more_views(parser)
     parser.set_defaults(run=run)
 
@@ -120,16 +125,15 @@ def run(args: argparse.Namespace) -> int:
     from hsprobe.diagnose.model import Report
     from hsprobe.report import formats
     from hsprobe.report.output import write
+    from hsprobe.report.progress import Telling
 
     report: Report | SelfReport
-    if args.between_ranks:
-        report = _between_ranks(args)
-    elif args.second is None:
-        report = consistency(args.first, noise=args.noise, draft=args.draft, target=args.target)
-    else:
-        from hsprobe.report.progress import Telling
-
-        with Telling() as telling:
+    with Telling() as telling, engines.engine_of(args, telling.tell):
+        if args.between_ranks:
+            report = _between_ranks(args)
+        elif args.second is None:
+            report = consistency(args.first, noise=args.noise, draft=args.draft, target=args.target)
+        else:
             report = diff(
                 args.first,
                 args.second,

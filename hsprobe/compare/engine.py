@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from hsprobe.compare.shards import Direct, Shard, run
 from hsprobe.compare.tables import Tables
 
+T = TypeVar("T")
+U = TypeVar("U")
+
 
 class Engine(Protocol):
-    """Runs shards."""
+    """Runs shards, and other work that is cut into pieces.
+
+    Attributes:
+        spread: whether `map` sends its items to other processes.
+    """
+
+    spread: bool
 
     def run(self, shards: Iterable[Shard], tables: Tables) -> Iterator[list[Direct]]:
-        """What `shards.run` gives for every one of the shards, in any order.
+        """What `shards.run` gives for every one of the shards, in their order, so that sums round alike.
 
         Args:
             tables: what this process has open.
@@ -25,14 +34,36 @@ class Engine(Protocol):
         """
         ...
 
+    def map(self, function: Callable[[T], U], items: Iterable[T]) -> Iterator[U]:
+        """The value of a function of a module for each item, in the order of the items; all can be pickled.
+
+        Raises:
+            HsprobeError: as the function raises it.
+        """
+        ...
+
+    def remember(self, key: str, make: Callable[[], T]) -> T:
+        """What `make` gives, plain JSON; or what it gave in an earlier run that this one continues."""
+        ...
+
 
 class Local:
     """Runs them here."""
+
+    spread = False
 
     def run(self, shards: Iterable[Shard], tables: Tables) -> Iterator[list[Direct]]:
         """One after the other."""
         for shard in shards:
             yield run(shard, tables)
+
+    def map(self, function: Callable[[T], U], items: Iterable[T]) -> Iterator[U]:
+        """One after the other."""
+        return map(function, items)
+
+    def remember(self, key: str, make: Callable[[], T]) -> T:
+        """Nothing is continued."""
+        return make()
 
 
 _engine: ContextVar[Engine] = ContextVar("engine")

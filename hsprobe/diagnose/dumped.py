@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,14 +12,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from hsprobe.compare.engine import current
 from hsprobe.compare.statistics import Floats
+from hsprobe.diagnose.ids import token_ids
 from hsprobe.diagnose.sides import open_side
 from hsprobe.errors import HsprobeError
 from hsprobe.formats.dump import UNKNOWN, Dump, Final, Options, Sample, Sure
 from hsprobe.formats.registry import in_words, is_trace, open_dump
 from hsprobe.formats.select import Needed
 from hsprobe.formats.sink import Sink, default_depths, provenance
-from hsprobe.remote.location import Location
+from hsprobe.remote.location import Location, identity
 from hsprobe.trace.context import context_hashes
 from hsprobe.trace.reader import Trace
 from hsprobe.trace.writer import TraceWriter
@@ -64,8 +67,9 @@ def opened(
     told = told or _untold
     told(f"{path}: {in_words(dump)}", stays=True)
     with tempfile.TemporaryDirectory(prefix="hsprobe-") as folder:
-        made = Path(folder) / "dump.h5"
-        _write(dump, made, beside, told)
+        # Named for the dump: a journal knows it again by that.
+        made = Path(folder) / f"{hashlib.sha256(identity(path).encode()).hexdigest()[:16]}.h5"
+        _write(dump, options or Options(), made, beside, told)
         with Trace.open(made) as trace:
             # Messages and reports name what the user gave.
             trace.path = path
@@ -76,9 +80,9 @@ def _untold(text: str, *, stays: bool = False) -> None:
     pass
 
 
-def _write(dump: Dump, made: Path, beside: Trace | None, told: Told) -> None:
+def _write(dump: Dump, options: Options, made: Path, beside: Trace | None, told: Told) -> None:
     """The samples that are needed, as a trace, with what there is to say about them in its provenance."""
-    needed = None if beside is None else _needed(dump, beside, told)
+    needed = None if beside is None else _needed(dump, options, beside, told)
     facts = _Facts.of(beside)
     layout = replace(dump.layout, hidden=dump.layout.hidden or facts.hidden)
     if needed is not None and beside is not None and layout.final is not None:
@@ -122,12 +126,24 @@ def _nothing(dump: Dump) -> HsprobeError:
     return HsprobeError(f"{dump.path} ({dump.name}) holds no samples.", "Check the path.")
 
 
-def _needed(dump: Dump, beside: Trace, told: Told) -> Needed:
+def _needed(dump: Dump, options: Options, beside: Trace, told: Told) -> Needed:
+    """The samples to read. A run that continues another one takes those that it found."""
     requests = beside.requests
     needed = Needed([requests.tokens(r) for r in range(len(requests))], requests.prompt_len.tolist())
+
+    def find() -> list[Any]:
+        _offer_all(needed, dump, options, told)
+        return [needed.chosen(), needed.offered, needed.complete, dump.skipped]
+
+    names, offered, complete, skipped = current().remember(f"samples of {identity(dump.path)}", find)
+    needed.settle(names, offered, complete)
+    dump.skipped = [(str(name), str(why)) for name, why in skipped]
+    return needed
+
+
+def _offer_all(needed: Needed, dump: Dump, options: Options, told: Told) -> None:
     without = 0
-    for count, name in enumerate(dump.reader.names(), start=1):
-        tokens = dump.tokens(name)
+    for count, (name, tokens) in enumerate(token_ids(dump, options), start=1):
         if tokens is None:
             without += 1
         else:
@@ -141,7 +157,6 @@ def _needed(dump: Dump, beside: Trace, told: Told) -> Needed:
             f"{dump.path} ({dump.name}) holds no token ids, so no row of it can be told from another.",
             "Name the data set that holds them with --map input_ids=NAME, or dump them too.",
         )
-    return needed
 
 
 def _with_first_token(sample: Sample, needed: Needed | None) -> Sample:

@@ -74,6 +74,16 @@ class RemoteFolder:
             self._fetch_more(folder, last, known)
         return RemoteBytes(file, name)
 
+    def state_of(self, name: str) -> tuple[int, str]:
+        """(bytes, mark) of one file."""
+        folder, _, last = name.rpartition("/")
+        known = self._listed.get(folder)
+        if known is not None and last in known.order:
+            found: Entry | None = known.files[known.order[last]]
+        else:
+            found = (self._root / name).entry()
+        return (0, "") if found is None else (found.size, found.mark)
+
     def _fetch_more(self, folder: str, name: str, known: _Folder) -> None:
         """The ends of this file and of as many of the next as reading in order has shown to be worth it."""
         at = known.order[name]

@@ -79,6 +79,12 @@ class Needed:
         if alike:
             self._keep(request, _Fit(shared if request in sharers else 0, alike, -self.offered, name))
 
+    def settle(self, names: Sequence[str], offered: int, complete: bool) -> None:
+        """Take what was chosen as found, be it in an earlier run."""
+        self._best, self._first, self.offered = [], list(names), offered
+        if complete:
+            self._open = set()
+
     def chosen(self) -> list[str]:
         """The samples to read, in the order offered; where none fits, a few to show how they differ."""
         fits = {(-fit.before, fit.name) for found in self._best for fit in found}

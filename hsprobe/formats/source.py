@@ -146,6 +146,13 @@ class Source:
         if isinstance(self.path, Remote):
             self.path.check()
 
+    def state_of(self, name: str) -> tuple[int, str]:
+        """(bytes, what else changes when it does) of one file, without opening it where that can be had."""
+        if self._remote is not None:
+            return self._remote.state_of(name)
+        found = (Path(str(self.root)) / name).stat()
+        return found.st_size, str(found.st_mtime_ns)
+
     def place_of(self, name: str) -> Location:
         """Where one file lies, for what opens it by itself.
 
