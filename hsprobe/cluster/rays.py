@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
@@ -25,6 +26,7 @@ _IN_FLIGHT = 3
 _TRIES = 8
 """How often a task is done again because its worker died."""
 _STARTS = 3
+_KNOCK_SECONDS = 10
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Set to 0, Ray takes 127.0.0.1 as it is and binds all ports there; else it makes the outer address of it."""
@@ -112,6 +114,7 @@ class RayEngine:
 
     def _join(self, address: str) -> None:
         try:
+            _knock(address)
             self._ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
         except Exception as error:
             raise HsprobeError(
@@ -175,6 +178,13 @@ class RayEngine:
         if isinstance(answer, Trouble):
             raise answer.raised()
         return answer
+
+
+def _knock(address: str) -> None:
+    """Raise OSError where nothing listens: Ray itself waits for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host, int(port)), _KNOCK_SECONDS).close()
 
 
 def _nowhere(*words: object, **more: object) -> None:
