@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tests.ranks.sharded import (
     DEPTHS,
@@ -100,6 +101,28 @@ def partial(what: str, groups: int = 0, only: int | None = None, depths: Sequenc
         return values - whole + parts(whole, count, seed=k)[rank % count]
 
     return handed(change)
+
+
+def partial_in_verify(what: str) -> Change:
+    """As `partial`, of the rows alone that the target computed in verify passes."""
+    spoil = partial(what)
+
+    def apply(rank: int, ranks: int, held: Tensors) -> None:
+        right = held["aux"].copy()
+        spoil(rank, ranks, held)
+        for name in ("aux", "draft.input"):
+            held[name][~verified()] = right[~verified()]
+
+    return apply
+
+
+def verified() -> NDArray[np.bool_]:
+    """Which rows of aux are of verify passes: the last quarter of each request, with rejected ones."""
+    marks = []
+    for tokens in World().requests:
+        start, passes = 3 * len(tokens) // 4, len(range(3 * len(tokens) // 4, len(tokens), 3))
+        marks.append(np.repeat([False, True], [start, len(tokens) - start + passes]))
+    return np.concatenate(marks)
 
 
 def on_last(change: Callable[[int, Floats, Tensors], Floats]) -> Change:
@@ -214,6 +237,18 @@ def tokens(pick: Callable[[int, int, int], slice]) -> Keep:
             return None
         rows = [np.flatnonzero(passes == number) for number in np.unique(passes)]
         return np.concatenate([one[pick(rank, ranks, len(one))] for one in rows])
+
+    return keep
+
+
+def prompt_tokens(pick: Callable[[int, int, int], slice], *sites: str) -> Keep:
+    """Of passes of many rows, which are those of prompts, every rank holds some; of others all."""
+
+    def keep(rank: int, ranks: int, name: str, passes: Any) -> Any:
+        if name.split("/")[0] not in sites:
+            return None
+        rows = [np.flatnonzero(passes == number) for number in np.unique(passes)]
+        return np.concatenate([one[pick(rank, ranks, len(one))] if len(one) > 12 else one for one in rows])
 
     return keep
 

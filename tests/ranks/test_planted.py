@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,8 @@ from tests.ranks.planted import (
     order_of_sums,
     partial,
     partial_in_stream,
+    partial_in_verify,
+    prompt_tokens,
     some_rows,
     stage,
     stream_from,
@@ -36,7 +39,7 @@ from tests.ranks.planted import (
     tokens,
     without_early_chunks,
 )
-from tests.ranks.sharded import layer
+from tests.ranks.sharded import Tensors, layer
 
 CASES = [
     RankCase("last rank perturbed", "HS701", on_last(lambda k, x, h: noisy(x)), ["{last}", "aux chunk 0"]),
@@ -46,6 +49,10 @@ CASES = [
     RankCase("attention not summed", "HS703", partial("attention"), ["the attention outputs"]),
     RankCase("neither summed", "HS703", partial("block"), ["the attention and MLP outputs"]),
     RankCase("one chunk not summed", "HS703", partial("mlp", only=1), ["aux chunk 1", "layer 5"]),
+    RankCase(
+        "MLP not summed in verify", "HS703", partial_in_verify("mlp"), ["layers 2, 5 and 7 in verify"],
+        "HS703",
+    ),
     RankCase(
         "MLP not summed in the model", "HS703", partial_in_stream("mlp", 5),
         ["the MLP output of layer 4"], "HS701", every=True,
@@ -68,8 +75,19 @@ CASES = [
     RankCase("half the columns", "HS702", columns(lambda r, n: r), ["of the 64 columns of aux"]),
     RankCase("the other half of the columns", "HS702", columns(lambda r, n: n - 1 - r)),
     RankCase("gathered across chunks", "HS702", gathered_across_chunks, ["wrong order"]),
-    RankCase("tokens in blocks", "HS705", says=["a part of the tokens of aux"], keep=tokens(in_blocks)),
-    RankCase("tokens alternating", "HS705", says=["a part of the tokens of aux"], keep=tokens(alternating)),
+    RankCase(
+        "tokens in blocks", "HS705", says=["a part of the tokens of aux only, in blocks"],
+        keep=tokens(in_blocks),
+    ),
+    RankCase(
+        "tokens alternating", "HS705", says=["a part of the tokens of aux only, interleaved"],
+        keep=tokens(alternating),
+    ),
+    RankCase(
+        "prompt tokens in blocks", "HS705", says=["a part of the tokens of aux only in prefill, in blocks"],
+        keep=prompt_tokens(in_blocks, "aux"),
+    ),
+    RankCase("layers' prompt tokens alternating", "", keep=prompt_tokens(alternating, "layer", "mid")),
     RankCase("padding for tokens", "HS706", says=["hold the states of padding rows"], padded=2),
     RankCase("data parallel", "", padded=0),
     RankCase("nothing", ""),
@@ -132,11 +150,55 @@ def test_without_the_stream_within_layers_the_sum_is_found_and_its_term_left_ope
     assert "--sites aux,layer,mid" in " ".join(finding.evidence)
 
 
+def test_rows_that_ranks_share_out_in_one_phase_are_all_compared(tmp_path: Path) -> None:
+    """Those of other phases, which every rank holds, are compared between ranks too."""
+    keep = prompt_tokens(in_blocks, "layer", "mid", "aux")
+    whole = diff(*RankCase("", "", every=True).write(tmp_path, "float32", 4))
+    parts = diff(*RankCase("", "", every=True, keep=keep).write(tmp_path, "float32", 4))
+    assert [line.rows for line in parts.layers] == [line.rows for line in whole.layers]
+    assert [line.rows for line in parts.chunks] == [line.rows for line in whole.chunks]
+    assert "and 18 more in prefill; together they hold all" in " ".join(parts.notes)
+
+    def wrong_in_verify(rank: int, ranks: int, held: Tensors) -> None:
+        if rank == 1:
+            held["aux"][-4:] = noisy(held["aux"][-4:], 1.0)
+
+    case = RankCase("", "", wrong_in_verify, keep=keep)
+    codes = [finding.code for finding in between_ranks(case.write(tmp_path, "float32", 4)[1]).findings]
+    assert sorted(codes) == ["HS701", "HS705"]
+
+
 def test_a_sum_over_one_of_two_groups_is_told_from_none(tmp_path: Path) -> None:
     case = RankCase("", "HS703", partial("mlp", groups=2, only=0))
     (finding,) = diff(*case.write(tmp_path, "float32", 4)).findings
     assert finding.code == "HS703"
     assert "4 ranks hold 2 different parts" in " ".join(finding.evidence)
+
+
+@pytest.mark.parametrize(
+    ("place", "order"),
+    [
+        (lambda rank, ranks: rank, "in the order of the ranks"),
+        (lambda rank, ranks: (rank + 1) % ranks, "in the order 3, 0, 1, 2 of the ranks"),
+        (lambda rank, ranks: ranks - 1 - rank, "in the order 3, 2, 1, 0 of the ranks"),
+    ],
+)
+def test_the_order_in_which_shards_join_is_told(
+    tmp_path: Path, place: Callable[[int, int], int], order: str
+) -> None:
+    """Rank r holds the columns `place(r)`, so the rank that holds the first columns comes first."""
+    train, infer = RankCase("", "", columns(place)).write(tmp_path, "float32", 4)
+    for findings in (diff(train, infer).findings, between_ranks(infer).findings):
+        (finding,) = findings
+        assert finding.code == "HS702"
+        assert f"joined {order} they are the states" in " ".join(finding.evidence)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 16])
+def test_a_term_summed_over_ranks_is_there_once_for_each(tmp_path: Path, ranks: int) -> None:
+    (finding,) = diff(*RankCase("", "", summed("mlp")).write(tmp_path, "float32", ranks)).findings
+    assert finding.code == "HS704"
+    assert f"The term is there {ranks} times, once for each of {ranks} ranks." in finding.mend.steps
 
 
 def test_the_requests_whose_rows_differ_are_named(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from hsprobe.compare.ranks import names
+from hsprobe.diagnose.aspects import numbers_of
 from hsprobe.diagnose.evidence import Evidence
 from hsprobe.diagnose.explanation import Explanation
 from hsprobe.diagnose.model import Finding, Mend
+from hsprobe.diagnose.naming import phase_name
 from hsprobe.diagnose.ranks.facts import RankFacts, Scatter
 from hsprobe.diagnose.ranks.wording import each_of, whose
 
@@ -58,8 +60,9 @@ def _finding(facts: RankFacts, found: Scatter) -> Finding:
         )
         proof = ["found by their values, the rows of each pass stand in another order than its tokens"]
     else:
+        where = f" in {numbers_of(phase_name(phase) for phase in found.phases)}" if found.phases else ""
         title = (
-            f"{each_of(found.members)} holds a part of the tokens of {found.name}{whose(facts)} only, "
+            f"{each_of(found.members)} holds a part of the tokens of {found.name}{whose(facts)} only{where}, "
             f"{found.order or 'in no order that is known'}"
         )
         proof = [

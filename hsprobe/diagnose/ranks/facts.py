@@ -121,6 +121,7 @@ class Scatter:
         moved: the rows do not stand where their labels say.
         whole: every rank holds all rows; only their order is wrong.
         rows, of: rows of a rank, of those of the passes.
+        phases: those in which it is so; empty for all.
     """
 
     name: str
@@ -130,6 +131,7 @@ class Scatter:
     whole: bool
     rows: int
     of: int
+    phases: list[int] = field(default_factory=list)
 
     @property
     def handed(self) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hsprobe.compare.align import spread
 from hsprobe.compare.direct import Lane
@@ -158,18 +159,23 @@ class Summed(Reader):
     Args:
         stack: the mean over ranks.
         whole: rows of it -> what every rank holds whole. [n] -> [n, H]
+        phases: those in which it is missing; empty for all.
+        contexts: of the rows in which it is missing; None for all of these phases.
     """
 
     stack: Stack
     parts: int
     whole: Callable[[Rows], Floats]
     phases: Sequence[int] = ()
+    contexts: NDArray[np.uint64] | None = None
 
     def read(self, rows: Rows, values_nH: Floats) -> Floats:
         """[n], [n, H] -> [n, H]"""
         summed: Floats = self.parts * values_nH - (self.parts - 1) * self.whole(rows)
         if self.phases:
             here = np.isin(self.stack.keys.phase[rows], self.phases)
+            if self.contexts is not None:
+                here &= np.isin(self.stack.keys.context[rows], self.contexts)
             summed = np.where(here[:, None], summed, values_nH).astype(np.float32)
         return summed
 

@@ -18,10 +18,25 @@ from hsprobe.diagnose.ranks.facts import Padding, RankFacts, Scatter, WidthShard
 from hsprobe.diagnose.ranks.replicas import CHUNKED
 from hsprobe.diagnose.settle import same_process_noise
 from hsprobe.trace.reader import Trace
+from hsprobe.trace.schema import Phase
 
 # Two ranks of which one holds less than this share of the other's rows hold parts.
 _SHARED = 0.1
 _HALF = 0.5
+_PHASES = max(Phase) + 1
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What ranks hold of a tensor's rows.
+
+    Attributes:
+        stacks: number of a rank -> its rows, under their right labels; together each row once.
+        wholly: in no phase any rank holds all rows.
+    """
+
+    stacks: dict[int, Stack]
+    wholly: bool
 
 
 @dataclass
@@ -75,42 +90,56 @@ class Placement:
         )
         return joined
 
-    def scattered(self, name: str, held: Sequence[Member], facts: RankFacts) -> dict[int, Stack] | None:
-        """Each rank's part under its right labels, if every rank holds some of the rows."""
+    def scattered(self, name: str, held: Sequence[Member], facts: RankFacts) -> Parts | None:
+        """Each rank's part under its right labels, if in some phase every rank holds some of the rows."""
         members = [m for m in held if name in self.stacks[m.number]]
         stacks = [self.stacks[m.number][name] for m in members]
-        if len(stacks) < 2 or not self._parts(members, stacks):
+        phases = self._phases_in_parts(members, stacks) if len(stacks) > 1 else []
+        if not phases:
             return None
-        right, moved = {}, False
+        right, moved = [], False
         for member, stack in zip(members, stacks, strict=True):
             fixed = self._relabelled(member, stack)
             moved |= fixed is not None
-            right[member.number] = stack if fixed is None else fixed
-        first = right[members[0].number]
+            right.append(stack if fixed is None else fixed)
+        parts = [np.flatnonzero(np.isin(one.keys.phase, phases)) for one in right]
         table = self.trace.ranks[members[0].number]
-        order, _ = places.order_of(
-            first, places.table_rows(first, np.arange(first.rows)), table, len(members)
-        )
+        order, _ = places.order_of(right[0], places.table_rows(right[0], parts[0]), table, len(members))
+        of = sum(len(rows) for rows in parts)
+        wholly = of == sum(one.rows for one in right)
         facts.scatters.append(
             Scatter(
-                name, members, order, moved, whole=False, rows=first.rows, of=sum(one.rows for one in stacks)
+                name, members, order, moved, whole=False, rows=len(parts[0]), of=of,
+                phases=[] if wholly else phases,
             )
-        )
-        return right
+        )  # fmt: skip
+        if not wholly:
+            # Of phases that every rank holds whole, the first rank's rows will do.
+            right[1:] = [Taken.of(one, rows) for one, rows in zip(right[1:], parts[1:], strict=True)]
+        return Parts({m.number: one for m, one in zip(members, right, strict=True)}, wholly)
 
-    def _parts(self, members: Sequence[Member], stacks: Sequence[Stack]) -> bool:
-        """Whether ranks hold other rows of the same passes, or the same labels though too few rows for "
-        "all."""
+    def _phases_in_parts(self, members: Sequence[Member], stacks: Sequence[Stack]) -> list[int]:
+        """The phases in which ranks hold other rows of the same passes, or the same labels though too few "
+        "rows for all."""
         base = stacks[0]
-        table = self.trace.ranks[members[0].number].rows
-        most = sum(stack.rows for stack in stacks) <= (1 + _SHARED) * len(table["pass"])
-        if not most or base.keys.model[0] != stacks[1].keys.model[0]:
-            return False
-        shared = [len(join(base, other, self.passes)) for other in stacks[1:]]
-        least = min(len(stack.keys.usable) for stack in stacks)
-        return all(count <= _SHARED * least for count in shared) or all(
-            stack.tensor.spread is not None for stack in stacks
-        )
+        if base.keys.model[0] != stacks[1].keys.model[0]:
+            return []
+        rank = self.trace.ranks[members[0].number]
+        mine = np.asarray(rank.passes["model"])[rank.rows["pass"]] == base.keys.model[0]
+        every = np.bincount(np.asarray(rank.passes["phase"])[rank.rows["pass"]][mine], minlength=_PHASES)
+        held = [np.bincount(stack.keys.phase, minlength=_PHASES) for stack in stacks]
+        usable = [np.bincount(stack.keys.phase[stack.keys.usable], minlength=_PHASES) for stack in stacks]
+        joined = [join(base, other, self.passes).left for other in stacks[1:]]
+        shared = np.max([np.bincount(base.keys.phase[rows], minlength=_PHASES) for rows in joined], axis=0)
+        holders = np.count_nonzero(usable, axis=0)
+        fits = (holders > 1) & (np.sum(held, axis=0) <= (1 + _SHARED) * every)
+        # In passes of few rows some ranks have none.
+        least = np.min(np.where(np.equal(usable, 0), np.inf, usable), axis=0)
+        apart = shared <= _SHARED * least
+        sliced = all(stack.tensor.spread is not None for stack in stacks)
+        parts = fits & (apart | sliced)
+        # Where passes have one row, one rank has it.
+        return [int(phase) for phase in np.flatnonzero(parts | (holders == 1))] if parts.any() else []
 
     # Rows and columns of a tensor that a rank holds whole
 

@@ -124,11 +124,12 @@ def order_of(stack: Stack, rows: Rows, table: Rank, ranks: int) -> tuple[str, fl
     for number in np.unique(which):
         index = rows[which == number] - starts[number]
         total = int(ends[number] - starts[number])
-        if len(index) < 2 or total < 2 * ranks:
+        whole = len(index) == total
+        if len(index) < 2 or (whole and total < 2 * ranks):
             continue
         seen += 1
         steps = np.diff(index)
-        if len(index) < total:
+        if not whole:
             kinds["in blocks"] += bool((steps == 1).all())
             kinds["interleaved"] += bool((steps == ranks).all())
         else:

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from hsprobe.compare.ranks import Member
 from hsprobe.compare.stack import Stack
+from hsprobe.diagnose.aspects import numbers_of
 from hsprobe.diagnose.model import Depth
+from hsprobe.diagnose.naming import phase_name
 from hsprobe.diagnose.ranks.facts import RankFacts, Stages
 
 HANDED = ("aux", "draft.input")
@@ -56,8 +58,11 @@ def notes(facts: RankFacts) -> list[str]:
         ]
         if len(parts) > 1:
             found.append(f"The model runs in {len(facts.stages.seen)} pipeline stages: {', '.join(parts)}.")
-    spread = sorted({one.name for one in facts.scatters if not one.handed and not one.whole})
+    spread = {one.name: one for one in facts.scatters if not one.handed and not one.whole}
     if spread:
-        some = f"{spread[0]} and {len(spread) - 1} more" if len(spread) > 1 else spread[0]
-        found.append(f"Every rank holds a part of the rows of {some}; together they hold all.")
+        first = min(spread)
+        some = f"{first} and {len(spread) - 1} more" if len(spread) > 1 else first
+        phases = numbers_of(phase_name(phase) for phase in spread[first].phases)
+        where = f" in {phases}" if phases else ""
+        found.append(f"Every rank holds a part of the rows of {some}{where}; together they hold all.")
     return found

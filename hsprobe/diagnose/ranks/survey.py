@@ -6,6 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hsprobe.compare.direct import Lane
 from hsprobe.compare.noise import coarsest, expected_error
 from hsprobe.compare.ranks import Changed, Mean, Member, PassRows, Reader, Together, groups, members
@@ -185,8 +188,9 @@ class Survey:
         if parts is None:
             return False
         self._spread.add(name)
-        self._fixed.update({(number, name): stack for number, stack in parts.items()})
-        return True
+        self._fixed.update({(number, name): stack for number, stack in parts.stacks.items()})
+        # Rows that ranks hold in common, those of other phases, are still to be equal.
+        return parts.wholly
 
     def _misplaced(self, equal: list[Member], facts: RankFacts) -> None:
         """What stands elsewhere than it should in tensors that a rank holds whole; equal ranks hold the "
@@ -306,12 +310,20 @@ class Survey:
             for answer in found:
                 reader = summed(mean, answer, own) if answer.source == self.name else None
                 if reader is not None:
-                    # The draft's own passes stand for the target's.
-                    reader.phases = answer.phases if name == CHUNKED[0] else _drafted(answer.phases)
+                    reader.phases = answer.phases
+                    if name != CHUNKED[0]:
+                        # The draft's own passes stand for the target's, of the rows handed on.
+                        reader.phases = _drafted(answer.phases)
+                        reader.contexts = self._contexts(held[0], answer.phases)
                     swaps[answer.chunks[0]] = reader
             if swaps:
                 whole = Changed.of(mean, swaps, self.whole.hidden)
                 self._fixed.update({(member.number, name): whole for member in held})
+
+    def _contexts(self, member: Member, phases: Sequence[int]) -> NDArray[np.uint64] | None:
+        """Contexts of the rows that the target handed over in these phases; None where not captured."""
+        stack = self.stacks[member.number].get(CHUNKED[0])
+        return None if stack is None else stack.keys.context[np.isin(stack.keys.phase, phases)]
 
     # What is said of all ranks
 
