@@ -17,12 +17,13 @@ from hsprobe.diagnose.dumped import Told, opened
 from hsprobe.diagnose.evidence import Serving
 from hsprobe.diagnose.model import Depth
 from hsprobe.diagnose.naming import depth_name, phase_name, plural
+from hsprobe.diagnose.ranks.facts import RankFacts
+from hsprobe.diagnose.ranks.survey import Survey
 from hsprobe.diagnose.sides import (
     Side,
     check_same_model,
     chunk_lanes,
     dtypes_between,
-    open_side,
     served_depths,
 )
 from hsprobe.errors import HsprobeError
@@ -59,21 +60,27 @@ def learn(
 ) -> Learned:
     """Measure how far two benign captures of one model are apart.
 
+    Of ranks that hold the same rows one is measured, once it is known that they do; columns or rows that
+    ranks share out are put together first, as `hsprobe.diagnose.diff` does it.
+
     Args:
         first: stands for TRAIN, a trace or a dump. second: stands for INFER; phases are those of its rows.
         safety: how many times the measured errors a later comparison may show.
         dump, told: as of `hsprobe.diagnose.diff`.
 
     Raises:
-        HsprobeError: a file is unreadable, they are of different models, share no context or depth, or
-            differ by more than any noise.
+        HsprobeError: a file is unreadable, they are of different models, share no context or depth, differ
+            by more than any noise, or the ranks of one of them do among themselves.
     """
     with (
         opened(locate(second), told=told) as b_trace,
         opened(locate(first), dump, beside=b_trace, told=told) as a_trace,
     ):
-        a, b = open_side(a_trace, "train"), open_side(b_trace, "infer")
+        a, a_ranks = Survey(a_trace, "train").run()
+        b, b_ranks = Survey(b_trace, "infer", a).run()
         check_same_model(a, b)
+        for side, ranks in ((a, a_ranks), (b, b_ranks)):
+            _refuse_ranks(side, ranks)
         model = Noise(b.num_layers or a.num_layers or 32)
         figures, notes = _figures(a, b)
         if not figures:
@@ -83,7 +90,7 @@ def learn(
                 "Capture both with '--sites aux,layer' and the same prompts.",
             )
         _refuse_faults(figures, a, b)
-        notes += _remarks(figures, model)
+        notes += [*_remarks(figures, model), *a_ranks.notes, *b_ranks.notes]
         created = datetime.now(UTC).isoformat(timespec="seconds")
         tolerance = Tolerance(figures, [_provenance(a), _provenance(b)], safety, created)
     return Learned(tolerance, model, notes)
@@ -146,6 +153,16 @@ def _refuse_faults(figures: list[Figure], a: Side, b: Side) -> None:
                 f"the middle row of {phase_name(figure.phase)} differs by {figure.median:.2f}.",
                 "Find the fault with `hsprobe diff` first.",
             )
+
+
+def _refuse_ranks(side: Side, ranks: RankFacts) -> None:
+    """Where ranks that should hold the same do not, none of them says what is right."""
+    for found in ranks.differing:
+        raise HsprobeError(
+            f"{side.trace.path} is no benign capture: {found.member.name} does not hold at "
+            f"{found.bad[0].site} what {found.against.name} holds.",
+            f"Find the fault with `hsprobe diff {side.trace.path} --between-ranks` first.",
+        )
 
 
 def _remarks(figures: list[Figure], model: Noise) -> list[str]:
