@@ -8,10 +8,12 @@ from typing import TextIO
 
 from hsprobe.compare.coverage import Coverage
 from hsprobe.diagnose.consistency import SelfReport
+from hsprobe.diagnose.draft.model import DraftFindings
 from hsprobe.diagnose.model import ChunkLine, Finding, LayerLine, Ranks, SideSummary, State
 from hsprobe.diagnose.naming import short
 from hsprobe.diagnose.wording import figure
 from hsprobe.report.cases import AnyReport, clear_sentence
+from hsprobe.report.draft import clear
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|~#&])")
 
@@ -31,7 +33,7 @@ def document(report: AnyReport) -> str:
         parts += [_comparisons(report)]
     else:
         parts += [_chunks(report.chunks), _layers(report.layers, report.same), _ranks(report.ranks)]
-        parts += [_coverage(report.coverage)]
+        parts += [_draft(report.draft), _coverage(report.coverage)]
     parts += [f"> **Note** {_escaped(note)}" for note in report.notes]
     parts.append(_sides(report))
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -95,6 +97,31 @@ def _ranks(found: Ranks | None) -> str:
     ]
     head = ["rank", "against", "error", "noise", "sites that differ, the first"]
     return "\n\n".join(part for part in (_escaped(f"{found.summary}."), _table(head, rows)) if part)
+
+
+def _draft(found: DraftFindings | None) -> str:
+    if found is None:
+        return ""
+    rows = [
+        [
+            line.site,
+            figure(line.error),
+            figure(line.noise),
+            f"{line.over:,}/{line.rows:,}",
+            "ok" if line.ok else "**differs**",
+        ]
+        for line in found.stages
+    ]
+    table = _table(["draft stage", "error", "noise", "rows that differ", ""], rows)
+    same = all(line.ok for line in found.stages)
+    return "\n\n".join(
+        part
+        for part in (
+            _escaped("; ".join(clear(found)) if same else f"The draft against {found.draft}") + ".",
+            table and _folded("Every stage of the draft", table, shut=same),
+        )
+        if part
+    )
 
 
 def _comparisons(report: SelfReport) -> str:

@@ -32,11 +32,16 @@ _COLUMNS = (
 )  # fmt: skip
 
 
+def place(line: RankLine) -> str:
+    """`tp 1`, with pp and dp where they are not the first."""
+    said = [f"tp {line.tp}", *(f"{a} {v}" for a, v in (("pp", line.pp), ("dp", line.dp)) if v)]
+    return ", ".join(said)
+
+
 def _row(table: Table, line: RankLine) -> None:
-    place = [f"tp {line.tp}", *(f"{a} {v}" for a, v in (("pp", line.pp), ("dp", line.dp)) if v)]
     table.add_row(
         str(line.rank),
-        ", ".join(place),
+        place(line),
         str(line.against),
         f"{line.rows:,}",
         Text(figure(line.error), style="bold red" if line.differ else ""),

@@ -6,9 +6,12 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from hsprobe.diagnose.detail import Detail, Origin
-from hsprobe.diagnose.model import Finding, Report, State
+from hsprobe.diagnose.draft.model import DraftFindings
+from hsprobe.diagnose.model import Finding, Ranks, Report, State
 from hsprobe.diagnose.naming import depth_name, short
 from hsprobe.diagnose.wording import figure
+from hsprobe.report import draft as draft_words
+from hsprobe.report import ranks as rank_words
 from hsprobe.report.cases import clear_sentence
 
 
@@ -23,6 +26,8 @@ def body(report: Report, found: Detail, version: str) -> str:
         _section("chunks", "Chunks", _chunks(report)),
         _section("identification", "Which depth is which", _heatmap(found)) if found.heatmap else "",
         _section("growth", "Error by depth", _growth(report)) if report.layers else "",
+        _section("ranks", "Ranks", _ranks(report.ranks)) if report.ranks else "",
+        _section("draft", "The draft, stage by stage", _draft(report.draft)) if report.draft else "",
         _section("positions", "Error by position and phase", _positions()) if found.positions else "",
         _section("worst", "Worst rows", _worst(found)) if found.worst else "",
         _section("coverage", "Coverage", _coverage(report)),
@@ -114,6 +119,41 @@ def _growth(report: Report) -> str:
         "Median row error and noise by depth", ("depth", "error", "noise", "rows that differ"), rows, bad
     )
     return f'{where}<div id="growth-chart" class="chart"></div>' + _folded("The same as a table", table)
+
+
+def _ranks(found: Ranks) -> str:
+    rows = [
+        (
+            str(line.rank), rank_words.place(line), str(line.against), f"{line.rows:,}", figure(line.error),
+            figure(line.noise), f"{line.differ:,}/{line.sites:,}", line.first,
+        )
+        for line in found.lines
+    ]  # fmt: skip
+    bad = [bool(line.differ) for line in found.lines]
+    head = ("rank", "place", "against", "rows", "error", "noise", "sites that differ", "the first")
+    return _told(
+        found.summary, _table("Each rank against the one that it should equal", head, rows, bad), bad
+    )
+
+
+def _draft(found: DraftFindings) -> str:
+    rows = [
+        (
+            line.site, figure(line.error), figure(line.noise), f"{line.over:,}/{line.rows:,}",
+            ", ".join(f"{phase} {figure(error)}" for phase, error in line.phases.items()),
+        )
+        for line in found.stages
+    ]  # fmt: skip
+    bad = [not line.ok for line in found.stages]
+    head = ("stage", "error", "noise", "rows that differ", "error by phase")
+    told = f"the draft against {found.draft}" if any(bad) else "; ".join(draft_words.clear(found))
+    return _told(told, _table("What the draft computed against its checkpoint", head, rows, bad), bad)
+
+
+def _told(sentence: str, table: str, bad: Sequence[bool]) -> str:
+    """A sentence, and the table that bears it out: open where something differs, left out where empty."""
+    shown = table if any(bad) else _folded("Every one of them", table) if bad else ""
+    return f"<p>{escape(sentence[:1].upper() + sentence[1:])}.</p>{shown}"
 
 
 def _positions() -> str:
