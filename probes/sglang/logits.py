@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hsprobe.probes.sglang.labels import Pass
-from hsprobe.probes.sglang.provenance import captured_depths
+from hsprobe.probes.sglang.provenance import captured_depths, layers_of_model
 from hsprobe.probes.sglang.recorder import Recorder
 from hsprobe.probes.sglang.tape import Tape
 
@@ -73,7 +73,9 @@ class LogitsProbe:
         if aux is None or len(aux) == 0:
             return
         if self._depths is None and self._target is not None:
-            self._depths = captured_depths(self._target)
+            # Only the layers of this pipeline stage can have been captured here, whatever was asked for.
+            first = layers_of_model(self._target).get("first_layer", 0)
+            self._depths = [d for d in captured_depths(self._target) or () if d >= first] or None
         chunks = len(self._depths) if self._depths else (1 if isinstance(aux, torch.Tensor) else len(aux))
         self._recorder.take(labelled, "aux", aux, site="aux", depths=self._depths, chunks=chunks)
 

@@ -61,10 +61,18 @@ def coordinates() -> dict[str, int]:
 def layers_of(runners: Sequence[Any]) -> dict[str, int]:
     """Which decoder layers of the target this process runs: ``first_layer`` up to ``end_layer``."""
     for runner in runners:
-        inner = getattr(runner.model, "model", None)
-        first, end = (getattr(inner, name, None) for name in ("start_layer", "end_layer"))
-        if not runner.is_draft_worker and isinstance(first, int) and isinstance(end, int):
-            return {"first_layer": first, "end_layer": end}
+        found = {} if runner.is_draft_worker else layers_of_model(runner.model)
+        if found:
+            return found
+    return {}
+
+
+def layers_of_model(model: torch.nn.Module) -> dict[str, int]:
+    """The same of one model; nothing where it does not say."""
+    inner = getattr(model, "model", None)
+    first, end = (getattr(inner, name, None) for name in ("start_layer", "end_layer"))
+    if isinstance(first, int) and isinstance(end, int):
+        return {"first_layer": first, "end_layer": end}
     return {}
 
 

@@ -9,6 +9,11 @@ from pathlib import Path
 
 from hsprobe.fixtures import cpu, models
 
+_WRITERS = {
+    "llama": models.write_llama,
+    "qwen3": models.write_qwen3,
+    "deepseek": models.write_deepseek_v3,
+}
 CAPTURE_SECONDS = float(os.environ.get("HSPROBE_TEST_SECONDS", "400"))
 
 
@@ -17,11 +22,11 @@ class Configuration:
     """One way to serve.
 
     Attributes:
-        target: "llama" (8 layers) or "deepseek" (8 layers, MLA and MoE), with random weights.
+        target: "llama", "qwen3" (8 layers) or "deepseek" (8 layers, MLA and MoE), with random weights.
         ids: ``eagle_aux_hidden_state_layer_ids`` of the draft; ``None`` serves without a draft.
         steps: ``--speculative-num-steps``.
         overlap: SGLang's overlap scheduling, which its CPU path otherwise turns off when it speculates.
-        tp: ranks of tensor parallelism.
+        tp, pp: ranks of tensor parallelism, stages of the pipeline.
         fused: sums over ranks are fused with the norms that follow them, as on a GPU.
         arguments: more server arguments.
         options: options of ``hsprobe capture``.
@@ -32,9 +37,14 @@ class Configuration:
     steps: int = 3
     overlap: bool = False
     tp: int = 1
+    pp: int = 1
     fused: bool = False
     arguments: tuple[str, ...] = ()
     options: tuple[str, ...] = ("--max-new-tokens", "20", "--concurrency", "4")
+
+    @property
+    def ranks(self) -> int:
+        return self.tp * self.pp
 
 
 @dataclass
@@ -72,7 +82,7 @@ class Kitchen:
     def target(self, kind: str) -> Path:
         path = self.folder / kind
         if not path.exists():
-            {"llama": models.write_llama, "deepseek": models.write_deepseek_v3}[kind](path)
+            _WRITERS[kind](path)
         return path
 
     def draft(self, kind: str, ids: tuple[int, ...]) -> Path:
@@ -95,6 +105,8 @@ class Kitchen:
             arguments += cpu.speculative_arguments(draft, configuration.steps)
         if configuration.tp > 1:
             arguments.append(f"--tp-size={configuration.tp}")
+        if configuration.pp > 1:
+            arguments.append(f"--pp-size={configuration.pp}")
         return [*arguments, *configuration.arguments]
 
     def capture(self, configuration: Configuration) -> Captured:
@@ -105,9 +117,11 @@ class Kitchen:
 
     def _capture(self, configuration: Configuration) -> Captured:
         out = self.folder / f"infer-{len(self._captures)}.h5"
-        environment = cpu.environment(overlap=configuration.overlap, tp_size=configuration.tp)
+        environment = cpu.environment(overlap=configuration.overlap, ranks=configuration.ranks)
         if configuration.fused:
             environment[cpu.FUSED] = str(out.with_suffix(".fused"))
+        if configuration.ranks > 1:
+            environment[cpu.COUNTED] = str(out.with_suffix(".counted"))
         done = run_hsprobe(
             "capture",
             "--server",

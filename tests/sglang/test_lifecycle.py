@@ -56,7 +56,7 @@ def start_capture(
     ]
     return subprocess.Popen(
         [*command, *options, "--", *arguments],
-        env={**cpu.environment(tp_size=configuration.tp), "HSPROBE_TEST_MARKER": marker},
+        env={**cpu.environment(ranks=configuration.ranks), "HSPROBE_TEST_MARKER": marker},
         # A test run in the background of a shell inherits an ignored SIGINT, which no person's Ctrl-C meets.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         stdout=subprocess.PIPE,

@@ -13,6 +13,9 @@ NAMES = (
     "mlp_part_unreduced/llama-float32-tp2",
     "mlp_summed_twice/llama-float32-tp2",
     "token_slices_interleaved/llama-float32-tp2",
+    "two_captures/llama-float32-tp2",
+    "two_captures_one_unreduced/llama-float32-tp2",
+    "unreduced_in_verify/llama-float32-tp2",
 )
 CHOSEN = [case for case in in_order(RANK_CASES) if case.name in NAMES]
 
