@@ -56,13 +56,13 @@ def kinds(plant_path: str) -> list[Kind]:
     return found
 
 
-def capture(server, out: Path, asked: Path, new_tokens: int, concurrency: int):
+def capture(server, out: Path, asked: Path, new_tokens: int, concurrency: int, **sampling: int):
     plan = Plan(
         out=out,
         prompts=load_prompts(asked),
         max_new_tokens=new_tokens,
         concurrency=concurrency,
-        sampling={"check": True, "on_pressure": "block"},
+        sampling={"check": not sampling, "on_pressure": "block", **sampling},
     )
     outcome = capture_from_running(plan, f"http://127.0.0.1:{server.port}", server.spools, Silent())
     if outcome.trouble is not None:
@@ -75,7 +75,7 @@ def second_reading(spool: Path) -> tuple[int, int]:
     same = total = 0
     for record in SpoolReader(spool):
         for one in record.header.get("passes", []) if record.kind == "blocks" else []:
-            for (first, size), second in zip(one["pieces"], one.get("second", []), strict=True):
+            for (first, size), second in zip(one["pieces"], one.get("second", ()), strict="second" in one):
                 total += 1
                 same += zlib.crc32(record.payload[first : first + size]) == second
     return same, total
@@ -164,7 +164,7 @@ def main() -> int:
     work.mkdir(parents=True, exist_ok=True)
     args.out.mkdir(parents=True, exist_ok=True)
     target, draft = models.write(args.models or args.out / "models", args.model)
-    base = arguments(target, draft, args.model, extra)
+    base = arguments(target, draft, models.SHAPES[args.model], extra)
     began = time.monotonic()
     path = None if args.probed_path is None else f"{PLANT}:{args.probed_path}"
     servers = start_all(kinds(PLANT), work, base, None, path, args.start_seconds)

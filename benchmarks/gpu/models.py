@@ -38,7 +38,37 @@ def write(folder: Path, name: str, dtype: torch.dtype = torch.bfloat16) -> tuple
     """Write target and draft; returns their folders."""
     shape = SHAPES[name]
     target, draft = folder / name, folder / f"{name}-draft"
-    common = {
+    layers = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": shape.layers}
+    write_config(target, {**_llama(shape, dtype), **layers})
+    if shape.weights:
+        save_file(_target_weights(shape, dtype), target / "model.safetensors")
+    write_draft(draft, shape, dtype)
+    return target, draft
+
+
+def write_draft(folder: Path, shape: Shape, dtype: torch.dtype) -> None:
+    """Write an EAGLE-3 draft for a target of this shape."""
+    eagle = {"eagle_aux_hidden_state_layer_ids": shape.ids, "use_aux_hidden_state": True}
+    config = {
+        **_llama(shape, dtype),
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "num_hidden_layers": 1,
+        "draft_vocab_size": VOCAB,
+        "eagle_config": eagle,
+    }
+    write_config(folder, config)
+    if shape.weights:
+        save_file(_draft_weights(shape, dtype), folder / "model.safetensors")
+
+
+def write_config(folder: Path, values: dict) -> None:
+    """Make the folder of a model, with its configuration in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(values, indent=1))
+
+
+def _llama(shape: Shape, dtype: torch.dtype) -> dict:
+    return {
         "hidden_size": shape.hidden,
         "intermediate_size": shape.intermediate,
         "num_attention_heads": shape.heads,
@@ -47,7 +77,7 @@ def write(folder: Path, name: str, dtype: torch.dtype = torch.bfloat16) -> tuple
         "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
-        "max_position_embeddings": 4096,
+        "max_position_embeddings": 8192,
         "model_type": "llama",
         "torch_dtype": str(dtype).removeprefix("torch."),
         "tie_word_embeddings": False,
@@ -56,27 +86,6 @@ def write(folder: Path, name: str, dtype: torch.dtype = torch.bfloat16) -> tuple
         "eos_token_id": 1,
         "attention_bias": False,
     }
-    _config(target, {**common, "architectures": ["LlamaForCausalLM"], "num_hidden_layers": shape.layers})
-    eagle = {"eagle_aux_hidden_state_layer_ids": shape.ids, "use_aux_hidden_state": True}
-    _config(
-        draft,
-        {
-            **common,
-            "architectures": ["LlamaForCausalLMEagle3"],
-            "num_hidden_layers": 1,
-            "draft_vocab_size": VOCAB,
-            "eagle_config": eagle,
-        },
-    )
-    if shape.weights:
-        save_file(_target_weights(shape, dtype), target / "model.safetensors")
-        save_file(_draft_weights(shape, dtype), draft / "model.safetensors")
-    return target, draft
-
-
-def _config(folder: Path, values: dict) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(values, indent=1))
 
 
 class _Random:

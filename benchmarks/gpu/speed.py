@@ -51,19 +51,19 @@ def dump_kind(spec: bool, folder: Path) -> Kind:
     return Kind(f"{mark}-{DUMP}", None, (f"--debug-tensor-dump-output-folder={dump}",))
 
 
-def arguments(target: Path, draft: Path, name: str, extra: list[str]):
-    """Server arguments of a kind."""
+def arguments(target: Path, draft: Path, shape: models.Shape, extra: list[str], context: int = 2048):
+    """Server arguments of a kind; a prompt of half the context is one pass."""
     base = [
         f"--model-path={target}",
         "--skip-tokenizer-init",
         "--sleep-on-idle",
         "--disable-radix-cache",
         "--max-total-tokens=12288",
-        "--context-length=2048",
-        "--chunked-prefill-size=1024",
+        f"--context-length={context}",
+        f"--chunked-prefill-size={context // 2}",
         *extra,
     ]
-    if not models.SHAPES[name].weights:
+    if not shape.weights:
         base.append("--load-format=dummy")
 
     def of(kind: Kind) -> list[str]:
@@ -206,7 +206,7 @@ def main() -> int:
     if args.dump:
         # With EAGLE-3 it fails at start (0.5.15.post1): its hook expects no list among what a layer returns.
         wanted += [dump_kind(False, work)] if "none" in halves else []
-    base = arguments(target, draft, args.model, extra)
+    base = arguments(target, draft, models.SHAPES[args.model], extra)
     began = time.monotonic()
     servers = start_all(wanted, work, base, args.plain_path, args.probed_path, args.start_seconds)
     print(f"{len(servers)} of {len(wanted)} servers after {time.monotonic() - began:.0f} s", flush=True)
