@@ -129,10 +129,13 @@ class Placement:
         every = np.bincount(np.asarray(rank.passes["phase"])[rank.rows["pass"]][mine], minlength=_PHASES)
         held = [np.bincount(stack.keys.phase, minlength=_PHASES) for stack in stacks]
         usable = [np.bincount(stack.keys.phase[stack.keys.usable], minlength=_PHASES) for stack in stacks]
-        joined = [join(base, other, self.passes).left for other in stacks[1:]]
-        shared = np.max([np.bincount(base.keys.phase[rows], minlength=_PHASES) for rows in joined], axis=0)
         holders = np.count_nonzero(usable, axis=0)
         fits = (holders > 1) & (np.sum(held, axis=0) <= (1 + _SHARED) * every)
+        if not fits.any():
+            # As a rule: ranks that hold all rows need not be joined for this.
+            return []
+        joined = [join(base, other, self.passes).left for other in stacks[1:]]
+        shared = np.max([np.bincount(base.keys.phase[rows], minlength=_PHASES) for rows in joined], axis=0)
         # In passes of few rows some ranks have none.
         least = np.min(np.where(np.equal(usable, 0), np.inf, usable), axis=0)
         apart = shared <= _SHARED * least
