@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from hsprobe.trace.place import directory_for_port
 
 LOG_LINES_SHOWN = 15
 STOP_SECONDS = 15.0
+_PORTS = (20_000, 45_000)
 
 
 class AttachedServer:
@@ -74,7 +76,7 @@ class LaunchedServer:
         port = _value_of(arguments, "--port")
         given = list(arguments)
         if port is None:
-            port = str(_free_port())
+            port = str(free_port())
             given += ["--port", port]
         self.url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
         with log.open("wb") as output:
@@ -142,7 +144,13 @@ def _value_of(arguments: Sequence[str], name: str) -> str | None:
     return None
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+def free_port() -> int:
+    """A port that is free, and low enough for those that SGLang derives from it.
+
+    0.5.15 takes the one 10,000 above for gRPC, and does not start where that is beyond 65535.
+    """
+    while True:
+        port = random.randrange(*_PORTS)
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
