@@ -1,5 +1,6 @@
 # make demo   the founding case on a real SGLang server, on the CPU
 # make gallery  every planted fault, on real servers: what was planted against what was named
+# make bench   how fast it is, against what it is to reach: benchmarks/README.md
 # make test   everything: lint, types, tests, real servers included
 #
 # Third-party packages (11 GB, SGLang's own install) are built once for each user and dependency list, under
@@ -11,7 +12,7 @@ KEY := $(shell $(PYTHON) .ci/dependencies.py --key)
 PACKAGES := $(CACHE)/$(KEY)
 RUN := .venv/bin/python
 
-.PHONY: demo gallery picture test browser lint types unit env clean
+.PHONY: demo gallery bench picture test browser lint types unit env clean
 .DEFAULT_GOAL := demo
 
 demo: env
@@ -19,6 +20,9 @@ demo: env
 
 gallery: env
 	@$(RUN) -m hsprobe.fixtures.faults
+
+bench: env
+	@$(RUN) -m benchmarks.bench
 
 # The README's picture and output, from a demo that has run.
 picture: env

@@ -68,18 +68,3 @@ def token_twins(stack: Stack, rows: Rows) -> Pairs:
     twin = order[low]
     itself = keys.context[twin] == keys.context[rows]
     return Pairs(rows, np.where(itself, order[low + 1], twin).astype(np.int64))
-
-
-def spread(rows: Rows, keys: Keys, count: int) -> Rows:
-    """At most `count` of the rows, evenly spaced within each phase, every phase with its fair share."""
-    if len(rows) <= count:
-        return rows
-    groups = [rows[keys.phase[rows] == phase] for phase in np.unique(keys.phase[rows])]
-    groups.sort(key=len)
-    chosen: list[Rows] = []
-    left = count
-    for remaining, group in zip(range(len(groups), 0, -1), groups, strict=True):
-        share = min(len(group), max(1, left // remaining))
-        chosen.append(group[np.linspace(0, len(group) - 1, share).astype(np.int64)])
-        left -= share
-    return np.unique(np.concatenate(chosen))

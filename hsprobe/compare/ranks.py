@@ -144,7 +144,7 @@ def narrowed(keys: Keys, rows: Rows) -> Keys:
 
 def _labels(base: Stack, keys: Keys) -> dict[str, Any]:
     """What a view over a stack takes over from it."""
-    return {one.name: getattr(base, one.name) for one in fields(Stack)} | {"keys": keys}
+    return {one.name: getattr(base, one.name) for one in fields(Stack) if one.init} | {"keys": keys}
 
 
 @dataclass

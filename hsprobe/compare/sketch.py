@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hsprobe.compare.align import spread
-from hsprobe.compare.stack import Stack, stacks_of
+from hsprobe.compare.stack import Stack, spread, stacks_of
 from hsprobe.compare.statistics import Floats, channel_scale
 from hsprobe.errors import HsprobeError
 from hsprobe.remote.location import Location

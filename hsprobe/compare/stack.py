@@ -6,14 +6,14 @@ Shapes: N rows of a stack, n rows asked for, W width of the tensor, H width of a
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hsprobe.compare.statistics import Floats
+from hsprobe.compare.statistics import Floats, channel_scale
 from hsprobe.compare.tables import Below, Source
 from hsprobe.trace.reader import Rank, Trace
 from hsprobe.trace.schema import ITEM_SIZE, NO_CONTEXT, Model, RowStatus
@@ -24,6 +24,8 @@ Rows = NDArray[np.int64]
 
 _ROW_LABELS = ("context", "position", "token", "request", "status")
 COMPARABLE = (int(RowStatus.PLAIN), int(RowStatus.ACCEPTED))
+# Rows that channel magnitudes are taken from, and how many of them lie side by side.
+_SCALE_ROWS, _RUN = 256, 8
 # Row ids are unique over ranks: the rank in the high bits, the index into its row table in the low ones.
 RANK_SHIFT = 40
 
@@ -84,6 +86,7 @@ class Stack:
     pieces: list[Tensor]
     keys: Keys
     routed: bool = False
+    _scales: dict[tuple[int, bytes], Floats] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def tensor(self) -> Tensor:
@@ -119,6 +122,19 @@ class Stack:
     def read(self, rows: Rows) -> Floats:
         """Rows in the order asked for, repeats allowed. [n] -> [n, W] float32."""
         return Below(self.pieces).read(rows)
+
+    def scales(self, rows: Rows, width: int) -> Floats:
+        """Robust magnitude of every channel, of each block of `width` columns by itself. [n] -> [W]
+
+        From a sample of the rows, in short runs: what is stored in chunks is read by whole chunks.
+        """
+        sample = runs(rows, self.keys, _SCALE_ROWS)
+        mark = width, sample.tobytes()
+        if mark not in self._scales:
+            found = self.read(sample)
+            lows = range(0, found.shape[1], width)
+            self._scales[mark] = np.concatenate([channel_scale(found[:, low : low + width]) for low in lows])
+        return self._scales[mark]
 
 
 def stacks_of(
@@ -181,3 +197,28 @@ def _take(column: NDArray[Any], index: Rows) -> NDArray[Any]:
 def is_draft(stack: Stack) -> bool:
     """Whether the rows were computed by the draft model."""
     return bool((stack.keys.model == int(Model.DRAFT)).any())
+
+
+def spread(rows: Rows, keys: Keys, count: int) -> Rows:
+    """At most `count` of the rows, evenly spaced within each phase, every phase with its fair share."""
+    if len(rows) <= count:
+        return rows
+    groups = [rows[keys.phase[rows] == phase] for phase in np.unique(keys.phase[rows])]
+    groups.sort(key=len)
+    chosen: list[Rows] = []
+    left = count
+    for remaining, group in zip(range(len(groups), 0, -1), groups, strict=True):
+        share = min(len(group), max(1, left // remaining))
+        chosen.append(group[np.linspace(0, len(group) - 1, share).astype(np.int64)])
+        left -= share
+    return np.unique(np.concatenate(chosen))
+
+
+def runs(rows: Rows, keys: Keys, count: int) -> Rows:
+    """As `spread`, but in runs of a few neighbours, which lie side by side in the file."""
+    if len(rows) <= count:
+        return rows
+    anchors = np.searchsorted(rows, spread(rows, keys, count // _RUN))
+    chosen = np.minimum(anchors[:, None] + np.arange(_RUN), len(rows) - 1)
+    taken: Rows = rows[np.unique(chosen)]
+    return taken

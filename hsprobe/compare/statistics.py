@@ -1,5 +1,12 @@
 """Row errors that no dominating channel or sink row can bend, and their mergeable summaries.
 
+Quantiles come from counts in logarithmic bins, which is the idea of DDSketch: merging adds counts, so
+that any split and order of the rows gives the same figure to the bit, and with it the same verdict. The
+sketches of `datasketches` do not: 200,000 lognormal errors in 64 parts, merged in eight orders, gave 99.5
+% quantiles that differ by 11 % with KLL (k = 200) and by 0.4 % with REQ (k = 12), both of which throw
+coins (KLL by 19 % even in one and the same order), and by 1.3 % with a t-digest (k = 200), which depends
+on the order. The bins are 3.7 % wide and did not differ.
+
 Shapes: n rows, H channels.
 """
 
@@ -8,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from hsprobe.compare.errors import RowErrors, Weights
 from hsprobe.compare.noise import MEDIAN_ALLOWANCE, ROW_ALLOWANCE
 
 Floats = NDArray[np.float32]
@@ -20,8 +28,6 @@ _BINS = (_HIGH - _LOW) * _PER_DECADE
 _FLOOR = 0.05
 # A row above this share of its limit stands out, though alone it would not count as different.
 _WATCH = MEDIAN_ALLOWANCE / ROW_ALLOWANCE
-# No two rows are further apart; given to finite rows whose scaled values overflow.
-_LARGEST = 2.0
 
 
 def channel_scale(sample_nH: Floats) -> Floats:
@@ -55,26 +61,8 @@ def row_errors(a_nH: Floats, b_nH: Floats, scale_H: Floats) -> Floats:
     0 for equal rows, about 1.4 for unrelated rows of equal size, 1 when one side is zero. Symmetric. Rows
     with a non-finite value on either side give NaN, and only those.
     """
-    weight = 1.0 / scale_H
-    with np.errstate(invalid="ignore", over="ignore"):
-        wa, wb = a_nH * weight, b_nH * weight
-        size = np.maximum(_sum_squares(wa), _sum_squares(wb))
-        gap = _sum_squares(wa - wb)
-        # Two rows of zeros are equal; any difference from a zero row is total.
-        error = np.sqrt(np.divide(gap, size, out=np.zeros_like(gap), where=size != 0))
-    # Finite float32 values cannot overflow the float64 sums, so only rows with an odd sum need a closer look.
-    odd = np.flatnonzero(~np.isfinite(size))
-    if len(odd):
-        whole = finite_rows(a_nH[odd]) & finite_rows(b_nH[odd])
-        error[odd] = np.where(whole, _LARGEST, np.nan)
-    errors: Floats = error.astype(np.float32)
-    return errors
-
-
-def _sum_squares(block_nH: Floats) -> NDArray[np.float64]:
-    """[n, H] -> [n], summed in float64 so that large values neither overflow nor lose the small ones."""
-    total: NDArray[np.float64] = np.einsum("nh,nh->n", block_nH, block_nH, dtype=np.float64)
-    return total
+    blocks = [np.ascontiguousarray(block, np.float32) for block in (a_nH, b_nH)]
+    return RowErrors().of(blocks[0], blocks[1], ("float32", "float32"), Weights(scale_H))
 
 
 @dataclass

@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
+from threading import Lock
 from types import TracebackType
 from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hsprobe.compare.cursor import Layout
 from hsprobe.compare.statistics import Floats
 from hsprobe.trace.tensor import Place, Tensor, open_tensors
 
@@ -54,6 +57,17 @@ class Below:
     def width(self) -> int:
         return int(self.tensors[0].shape[1])
 
+    @property
+    def dtype(self) -> str | None:
+        """The element type, None where the tensors differ in it."""
+        found = {tensor.dtype for tensor in self.tensors}
+        return found.pop() if len(found) == 1 else None
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Where its tiles are."""
+        return Layout(self.tensors)
+
     def read(self, rows: Rows) -> Floats:
         """Rows in the order asked for, repeats allowed. [n] -> [n, W] float32."""
         wanted, back = np.unique(rows, return_inverse=True)
@@ -74,13 +88,34 @@ def _selector(rows: Rows) -> slice | Rows:
     return rows
 
 
+@dataclass(frozen=True)
+class Held:
+    """Some rows of a table that were read before: `values` [n, W] of `rows` [n], ascending."""
+
+    rows: Rows
+    values: Floats
+
+    @property
+    def width(self) -> int:
+        return int(self.values.shape[1])
+
+    def read(self, rows: Rows) -> Floats:
+        """Rows in the order asked for, repeats allowed. [n] -> [n, W] float32."""
+        found: Floats = self.values[np.searchsorted(self.rows, rows)]
+        return found
+
+
 class Tables:
-    """The tables that shards name, opened when first asked for; a context manager that closes them."""
+    """The tables that shards name, opened when first asked for; a context manager that closes them.
+
+    Threads may share it.
+    """
 
     def __init__(self, lent: Mapping[Source, Table] | None = None) -> None:
         """`lent`: tables that are open already, and stay so."""
         self._open: dict[Source, Table] = dict(lent or {})
         self._files = ExitStack()
+        self._lock = Lock()
 
     def __enter__(self) -> Self:
         return self
@@ -98,9 +133,10 @@ class Tables:
         """
         if not isinstance(source, Source):
             return source
-        if source not in self._open:
-            self._open[source] = Below(self._files.enter_context(open_tensors(source.places)))
-        return self._open[source]
+        with self._lock:
+            if source not in self._open:
+                self._open[source] = Below(self._files.enter_context(open_tensors(source.places)))
+            return self._open[source]
 
 
 def blocks(rows: int, width: int) -> Iterator[slice]:

@@ -5,16 +5,16 @@ Shapes: n rows, H channels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hsprobe.compare.align import pair, spread
+from hsprobe.compare.align import pair
 from hsprobe.compare.direct import Lane
-from hsprobe.compare.stack import Rows
-from hsprobe.compare.statistics import Floats, row_errors
-from hsprobe.compare.tables import blocks
+from hsprobe.compare.direct import errors as row_errors_of
+from hsprobe.compare.stack import Rows, spread
+from hsprobe.compare.statistics import Floats
 from hsprobe.diagnose.forms import PLAIN, Fit, Form, Proposals, gain, rms_normed
 from hsprobe.diagnose.norms import Norm, Norms
 from hsprobe.diagnose.origin import Kind, Origin, origin, sources, zeros
@@ -174,25 +174,22 @@ def differing(left: Lane, right: Lane, limits: Mapping[int, float], whole: froze
         limits: phase -> the row error allowed.
         whole: phases of which every finite row is taken, whatever its error.
     """
-    found = []
-    for rows, errors in errors_of(left, right):
-        phases = left.stack.keys.phase[rows]
-        most = np.array([-1.0 if p in whole else limits.get(p, np.inf) for p in phases.tolist()])
-        with np.errstate(invalid="ignore"):
-            found.append(rows[errors > most])
-    return np.concatenate(found) if found else np.zeros(0, np.int64)
+    rows, errors = errors_of(left, right)
+    phases = left.stack.keys.phase[rows]
+    most = np.full(len(rows), np.inf)
+    for phase in np.unique(phases).tolist():
+        most[phases == phase] = -1.0 if phase in whole else limits.get(phase, np.inf)
+    with np.errstate(invalid="ignore"):
+        found: Rows = rows[errors > most]
+    return found
 
 
-def errors_of(left: Lane, right: Lane) -> Iterator[tuple[Rows, Floats]]:
-    """(rows of the left stack, their errors against their partners), block after block."""
+def errors_of(left: Lane, right: Lane) -> tuple[Rows, Floats]:
+    """Rows of the left stack that have a partner, and their errors. Each [n]"""
     pairs = pair(left.stack, right.stack)
     if not len(pairs):
-        return
-    scale = np.maximum(left.scale(pairs.left), right.scale(pairs.right))
-    for part in blocks(len(pairs), max(left.stack.width, right.stack.width)):
-        mine = left.of(left.stack.read(pairs.left[part]))
-        theirs = right.of(right.stack.read(pairs.right[part]))
-        yield pairs.left[part], row_errors(mine, theirs, scale)
+        return pairs.left, np.zeros(0, np.float32)
+    return pairs.left, row_errors_of(left, right, pairs)
 
 
 def sample(lane: Lane, rows: Rows, count: int) -> Rows:

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from hsprobe.compare.align import Pairs, pair, spread
+from hsprobe.compare.align import Pairs, pair
 from hsprobe.compare.direct import Lane
+from hsprobe.compare.direct import errors as row_errors_of
 from hsprobe.compare.noise import Level
-from hsprobe.compare.stack import Rows
-from hsprobe.compare.statistics import Floats, row_errors
-from hsprobe.compare.tables import blocks
+from hsprobe.compare.stack import Rows, spread
+from hsprobe.compare.statistics import Floats
 from hsprobe.diagnose.identify import Candidate, Label, identify, matrix
 from hsprobe.diagnose.model import Depth, Report
 from hsprobe.diagnose.naming import phase_name
@@ -161,12 +161,7 @@ def _errors(left: Lane, right: Lane) -> tuple[Pairs, Floats]:
     if len(pairs) > _MOST_PAIRS:
         some = np.linspace(0, len(pairs) - 1, _MOST_PAIRS).astype(np.int64)
         pairs = Pairs(pairs.left[some], pairs.right[some])
-    errors = np.full(len(pairs), np.nan, np.float32)
-    if len(pairs):
-        scale = np.maximum(left.scale(pairs.left), right.scale(pairs.right))
-        for part in blocks(len(pairs), max(left.stack.width, right.stack.width)):
-            a, b = left.of(left.stack.read(pairs.left[part])), right.of(right.stack.read(pairs.right[part]))
-            errors[part] = row_errors(a, b, scale)
+    errors = row_errors_of(left, right, pairs) if len(pairs) else np.zeros(0, np.float32)
     return pairs, errors
 
 

@@ -6,18 +6,29 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hsprobe.compare.align import Pairs, by_context, pair, spread
+from hsprobe.compare.align import Pairs, by_context, pair
 from hsprobe.compare.coverage import Coverage, cover
 from hsprobe.compare.direct import Lane, compare_many
 from hsprobe.compare.noise import Level, Noise
 from hsprobe.compare.shards import Direct, Limits
 from hsprobe.compare.stack import Rows, Stack
-from hsprobe.compare.statistics import Floats
 from hsprobe.compare.tolerance import Tolerance
 from hsprobe.diagnose.chunkline import chunk_evidence, label_depth, row_place
 from hsprobe.diagnose.evidence import ChunkEvidence, Evidence, Serving
 from hsprobe.diagnose.growth import Measured, first_divergence, measure
-from hsprobe.diagnose.identify import STUCK, TWIN, Candidate, Identity, Label, Matrix, identify, matrix
+from hsprobe.diagnose.identify import (
+    STUCK,
+    TWIN,
+    WRONG,
+    Candidate,
+    Identity,
+    Label,
+    Matrix,
+    identify,
+    sampled,
+    settled,
+    without_own,
+)
 from hsprobe.diagnose.model import Depth, State
 from hsprobe.diagnose.prepare import served_weights, settler
 from hsprobe.diagnose.settle import TrainedChunk
@@ -29,31 +40,9 @@ from hsprobe.diagnose.sides import (
     served_depths,
 )
 from hsprobe.diagnose.tokens import Tokens, compare_prompts, shifted_ids
+from hsprobe.diagnose.trained import Trained, found_depth, put_in_order
 from hsprobe.diagnose.values import Difference, difference
 from hsprobe.errors import HsprobeError
-
-# The same token gives the same embedding, bit for bit; this only allows for the arithmetic of the error.
-_EXACT = 1e-6
-_MIN_TWINS = 4
-
-
-@dataclass
-class Trained:
-    """A training chunk, or in a whole-model reference the depth the server was asked for.
-
-    Attributes:
-        depth: what it is; `source` how that is known; `declared` what the dump says.
-        margin: how many times worse the second best depth fits, where it was looked for.
-    """
-
-    lane: Lane | None
-    depth: Depth
-    source: str
-    declared: Depth
-    margin: float | None = None
-
-    def label(self, index: int) -> Label:
-        return Label.of(self.depth, index)
 
 
 @dataclass
@@ -187,10 +176,10 @@ class Gatherer:
         pairs = [pair(trained, lane.stack) for lane in self.infer.layers.values()]
         if served is not None:
             pairs.append(pair(trained, served))
-        rows = spread(_union([p.left for p in pairs]), trained.keys, self.rows)
-        candidates = depth_candidates(self.infer, self.train)
-        table = matrix(lanes, [*candidates, TWIN, STUCK], rows)
-        found = self._identities(table, lanes, {}, [None] * len(lanes))
+        candidates = [*depth_candidates(self.infer, self.train), TWIN, STUCK]
+        partners: list[Stack | None] = [None] * len(lanes)
+        table = self._sampled(lanes, candidates, _union([p.left for p in pairs]), {}, partners)
+        found = self._identities(table, lanes, {}, partners)
         result: list[Trained] = []
         for lane, (whole, _) in zip(lanes, found, strict=True):
             depth = label_depth(whole.best) if whole.clear else None
@@ -225,12 +214,12 @@ class Gatherer:
         there = {
             id(c.lane.stack): c.lane.stack for c in candidates if c.lane and c.lane.stack.side == "train"
         }
-        rows = spread(_union([pair(stack, s).left for s in there.values()]), stack.keys, self.rows)
-        table = matrix(lanes, candidates, rows)
         theirs = [t.lane.stack if t.lane is not None else None for t in chosen]
         partners = [theirs[k] if k < len(theirs) else None for k in range(len(lanes))]
+        rows = _union([pair(stack, s).left for s in there.values()])
+        table = self._sampled(lanes, candidates, rows, names, partners)
         found = self._identities(table, lanes, names, partners)
-        if self.serving.producer == "sglang" and _put_in_order(chosen, [whole for whole, _ in found]):
+        if self.serving.producer == "sglang" and put_in_order(chosen, [whole for whole, _ in found]):
             names = {j: t.label(j) for j, t in enumerate(chosen)}
             found = self._identities(table, lanes, names, partners)
         declared = served_depths(self.serving, stack, len(lanes))
@@ -250,7 +239,7 @@ class Gatherer:
                     places=(row_place(stack, trace, total.largest_at), row_place(stack, trace, first)),
                 )
             )
-        self.all_served = [_found_depth(whole, chosen) for whole, _ in found]
+        self.all_served = [found_depth(whole, chosen) for whole, _ in found]
         return self._settled(lanes[:count], chosen[:count], chunks, declared)
 
     def _settled(
@@ -298,6 +287,33 @@ class Gatherer:
         dtypes = dtypes_between(self.train, self.infer, served, *others)
         return self.noise.levels(depth, dtypes, np.unique(served.keys.phase).tolist())
 
+    def _sampled(
+        self,
+        lanes: list[Lane],
+        candidates: list[Candidate],
+        rows: Rows,
+        names: dict[int, Label],
+        partners: list[Stack | None],
+    ) -> Matrix:
+        """The lanes against all candidates, on as many rows as it takes to tell what each of them is."""
+
+        def decided(table: Matrix) -> bool:
+            return all(
+                settled(one)
+                for _, by_phase in self._identities(table, lanes, names, partners)
+                for one in by_phase.values()
+            )
+
+        table = sampled(lanes, candidates, rows, self.rows, decided)
+        if len(table.rows) < min(self.rows, len(rows)):
+            side = "TRAIN" if lanes[0].stack.side == "train" else "INFER"
+            self.notes.append(
+                f"{lanes[0].stack.name} in {side} was identified on {len(table.rows):,} of {len(rows):,} "
+                f"rows, enough to be misled once in {1 / WRONG:,.0f} times at most; all rows are compared "
+                "directly."
+            )
+        return table
+
     def _identities(
         self, table: Matrix, lanes: list[Lane], names: dict[int, Label], partners: list[Stack | None]
     ) -> list[tuple[Identity, dict[int, Identity]]]:
@@ -305,7 +321,7 @@ class Gatherer:
         labels = table.labels(names)
         result = []
         for q, lane in enumerate(lanes):
-            errors = _without_own(table, q)
+            errors = without_own(table, q)
             first = identify(errors, labels, Level(0.0))
             depth = label_depth(first.best)
             present = np.unique(table.phases).tolist()
@@ -343,52 +359,6 @@ class Gatherer:
         """Both are of one capture, of which a tolerance between two captures says nothing."""
         dtypes = dtypes_between(self.infer, self.infer, self.infer.stacks.get("aux"))
         return Noise(self.noise.num_layers).level(None, dtypes).expected
-
-
-def _found_depth(whole: Identity, chosen: list[Trained]) -> Depth:
-    """The depth of a served chunk, as far as it was identified."""
-    if not whole.clear or whole.best is None:
-        return None
-    if whole.best.kind == "chunk":
-        return chosen[whole.best.number].depth if 0 <= whole.best.number < len(chosen) else None
-    return label_depth(whole.best)
-
-
-def _put_in_order(chosen: list[Trained], found: list[Identity]) -> bool:
-    """Correct the depths that a dump declares where they contradict SGLang's ascending order.
-
-    SGLang hands chunks over in ascending depth. Where the served chunks, named by the depths which the dump
-    declares for its own, would not ascend, it is the dump that names its chunks wrongly. Returns whether
-    anything was changed.
-    """
-    depths = [whole.best.depth for whole in found if whole.clear and whole.best is not None]
-    known = [depth for depth in depths if depth is not None]
-    if len(known) != len(found) or len(set(known)) != len(known) or known == sorted(known):
-        return False
-    if any(trained.source != "declared" for trained in chosen):
-        return False
-    right = dict(zip(known, sorted(known), strict=True))
-    for trained in chosen:
-        if isinstance(trained.depth, int) and right.get(trained.depth, trained.depth) != trained.depth:
-            trained.depth, trained.source = right[trained.depth], "identified"
-    return True
-
-
-def _without_own(table: Matrix, query: int) -> Floats:
-    """Errors [C, n] of one query; candidates made of its own rows stay only if they fit exactly.
-
-    Deeper layers too give equal tokens similar vectors, so "similar" proves nothing there.
-    """
-    errors: Floats = table.errors[query].copy()
-    twin, stuck = table.candidates.index(TWIN), table.candidates.index(STUCK)
-    for index in (twin, stuck):
-        seen = errors[index][np.isfinite(errors[index])]
-        if len(seen) < _MIN_TWINS or float(np.median(seen)) > _EXACT:
-            errors[index] = np.nan
-    # Every row being the same, or no two tokens being different, equal rows of equal tokens prove nothing.
-    if np.isfinite(errors[stuck]).any() or not np.isfinite(table.errors[query, stuck]).any():
-        errors[twin] = np.nan
-    return errors
 
 
 def _union(parts: list[Rows]) -> Rows:

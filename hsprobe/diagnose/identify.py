@@ -5,7 +5,8 @@ Shapes: Q queries, C candidates, n rows, H channels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,15 +14,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hsprobe.compare.align import Pairs, pair, token_twins
-from hsprobe.compare.direct import Lane
+from hsprobe.compare.direct import Lane, errors_between
+from hsprobe.compare.engine import in_threads
 from hsprobe.compare.noise import MEDIAN_ALLOWANCE, MODEL, Level
-from hsprobe.compare.stack import Rows, Stack
-from hsprobe.compare.statistics import Floats, row_errors
-from hsprobe.compare.tables import blocks
+from hsprobe.compare.shards import Job
+from hsprobe.compare.stack import Rows, Stack, runs, spread
+from hsprobe.compare.statistics import Floats
+from hsprobe.compare.tables import Held
 
 # A candidate that fits twice as well as the next, in nine rows of ten, is the answer even in a noisy capture.
 CLEAR_RATIO = 0.5
 CLEAR_AGREEMENT = 0.9
+# The same token gives the same embedding, bit for bit; this only allows for the arithmetic of the error.
+_EXACT = 1e-6
+_MIN_TWINS = 4
+# Rows of each phase to begin with, and how often the agreement of a sample may be chance.
+_FIRST_ROWS = 96
+WRONG = 1e-3
 
 
 class Label(NamedTuple):
@@ -140,25 +149,75 @@ def matrix(queries: Sequence[Lane], candidates: Sequence[Candidate], rows: Rows)
     stack = queries[0].stack
     errors = np.full((len(queries), len(candidates), len(rows)), np.nan, np.float32)
     scales = [query.scale(rows) for query in queries]
-    for members in _by_stack(candidates, stack):
+    mine = Held(rows, stack.read(rows))
+
+    def compared(members: list[int]) -> tuple[list[int], Rows, Floats] | None:
+        """(candidates of one stack, places in `rows`, errors [queries x candidates, n])."""
         other = candidates[members[0]].lane
         pairs = (
             _restrict(pair(stack, other.stack), rows) if other else _own(candidates[members[0]], stack, rows)
         )
-        right = other.stack if other else stack
         if not len(pairs):
-            continue
-        slots = np.searchsorted(rows, pairs.left)
-        lanes = [candidates[c].lane for c in members]
-        theirs = [lane.scale(pairs.right) if lane else None for lane in lanes]
-        for part in blocks(len(pairs), max(stack.width, right.width)):
-            left_nW, right_nW = stack.read(pairs.left[part]), right.read(pairs.right[part])
-            for q, query in enumerate(queries):
-                mine = query.of(left_nW)
-                for c, lane, scale in zip(members, lanes, theirs, strict=True):
-                    both = scales[q] if scale is None else np.maximum(scales[q], scale)
-                    errors[q, c, slots[part]] = row_errors(mine, (lane or query).of(right_nW), both)
+            return None
+        jobs = []
+        for query, scale in zip(queries, scales, strict=True):
+            for lane in (candidates[c].lane for c in members):
+                both = scale if lane is None else np.maximum(scale, lane.scale(pairs.right))
+                jobs.append(Job(query.columns, (lane or query).columns, both, 0.0))
+        right = other.stack if other else stack
+        found = errors_between(mine, right, tuple(jobs), pairs, stack.keys.phase[pairs.left])
+        return members, np.searchsorted(rows, pairs.left), found
+
+    for one in in_threads(compared, _by_stack(candidates, stack)):
+        if one is not None:
+            members, slots, found = one
+            for q in range(len(queries)):
+                for place, c in enumerate(members):
+                    errors[q, c, slots] = found[q * len(members) + place]
     return Matrix(list(candidates), rows, stack.keys.phase[rows], errors)
+
+
+def sampled(
+    queries: Sequence[Lane],
+    candidates: Sequence[Candidate],
+    rows: Rows,
+    most: int,
+    decided: Callable[[Matrix], bool],
+) -> Matrix:
+    """As `matrix`, on no more of the rows than it takes to decide, and at most `most`.
+
+    A sequential test: it begins with few rows and takes twice as many for as long as `decided` says no, so
+    that what is plain costs little and what is not gets all the rows there are.
+    """
+    keys = queries[0].stack.keys
+    count = _FIRST_ROWS * max(1, len(np.unique(keys.phase[rows])))
+    while 2 * count <= min(most, len(rows)):
+        table = matrix(queries, candidates, runs(rows, keys, count))
+        if decided(table):
+            return table
+        count *= 2
+    return matrix(queries, candidates, spread(rows, keys, most))
+
+
+def settled(identity: Identity) -> bool:
+    """Whether more rows would not change the answer: it fits, or stands alone with room to spare.
+
+    Were the best candidate not the best in nine rows of ten, so many rows that agree would be seen once in a
+    thousand times.
+    """
+    if identity.best is None or not identity.clear:
+        return False
+    alone = identity.second is None or identity.error <= CLEAR_RATIO / 2 * identity.second_error
+    return (identity.fits or alone) and _chance(identity.agree, identity.rows) <= WRONG
+
+
+def _chance(agree: int, rows: int) -> float:
+    """How likely at least so many of the rows agree where nine of ten do at heart."""
+    share = CLEAR_AGREEMENT
+    return sum(
+        math.comb(rows, count) * share**count * (1 - share) ** (rows - count)
+        for count in range(agree, rows + 1)
+    )
 
 
 def _by_stack(candidates: Sequence[Candidate], stack: Stack) -> list[list[int]]:
@@ -217,3 +276,20 @@ def identify(errors_Cn: Floats, labels: Sequence[Label], level: Level) -> Identi
         source=level.source,
         errors={label: float(m) for label, m in zip(distinct, medians, strict=True) if np.isfinite(m)},
     )
+
+
+def without_own(table: Matrix, query: int) -> Floats:
+    """Errors [C, n] of one query; candidates made of its own rows stay only if they fit exactly.
+
+    Deeper layers too give equal tokens similar vectors, so "similar" proves nothing there.
+    """
+    errors: Floats = table.errors[query].copy()
+    twin, stuck = table.candidates.index(TWIN), table.candidates.index(STUCK)
+    for index in (twin, stuck):
+        seen = errors[index][np.isfinite(errors[index])]
+        if len(seen) < _MIN_TWINS or float(np.median(seen)) > _EXACT:
+            errors[index] = np.nan
+    # Every row being the same, or no two tokens being different, equal rows of equal tokens prove nothing.
+    if np.isfinite(errors[stuck]).any() or not np.isfinite(table.errors[query, stuck]).any():
+        errors[twin] = np.nan
+    return errors

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hsprobe.compare.align import spread
 from hsprobe.compare.noise import Level, Noise
+from hsprobe.compare.stack import spread
 from hsprobe.diagnose.evidence import Serving
 from hsprobe.diagnose.identify import identify, matrix
 from hsprobe.diagnose.model import Depth

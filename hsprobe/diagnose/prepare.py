@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hsprobe.compare.align import spread
 from hsprobe.compare.direct import Lane
 from hsprobe.compare.noise import Level
+from hsprobe.compare.stack import spread
 from hsprobe.compare.statistics import Floats, finite_rows
 from hsprobe.diagnose.account import Accountant
 from hsprobe.diagnose.forms import gain, rms_normed

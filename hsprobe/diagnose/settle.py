@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hsprobe.compare.align import spread
 from hsprobe.compare.direct import Lane
 from hsprobe.compare.noise import ROW_ALLOWANCE, Level, expected_error, strays
-from hsprobe.compare.stack import Rows, Stack
+from hsprobe.compare.stack import Rows, Stack, spread
 from hsprobe.diagnose.account import Accountant, Part, differing, errors_of
 from hsprobe.diagnose.evidence import ChunkEvidence, Leftover
 from hsprobe.diagnose.model import ChunkLine, Depth, State
@@ -140,11 +139,11 @@ class Settler:
 
     def _off(self, left: Lane, right: Lane, limits: Mapping[int, Level]) -> bool:
         """Whether the middle row is further off than noise."""
-        errors = [values for _, values in errors_of(left, right)]
-        if not errors:
+        _, errors = errors_of(left, right)
+        if not len(errors):
             return False
         noise = Level.widest(limits.values()).expected
-        return bool(np.nanmedian(np.concatenate(errors)) > 3 * noise)
+        return bool(np.nanmedian(errors) > 3 * noise)
 
     def _put_together(
         self,
@@ -242,16 +241,12 @@ def _rows_in(lane: Lane, phase: int) -> int:
 
 def _bad_rows(left: Lane, right: Lane, limits: Mapping[int, float]) -> tuple[Rows, int]:
     """(rows of the left stack over the limit of their phase, finite rows compared)."""
-    bad, total = [], 0
-    for rows, errors in errors_of(left, right):
-        phases = left.stack.keys.phase[rows]
-        most = np.zeros(len(rows))
-        for phase in np.unique(phases):
-            most[phases == phase] = limits[int(phase)]
-        total += int(np.count_nonzero(np.isfinite(errors)))
-        with np.errstate(invalid="ignore"):
-            bad.append(rows[errors > most])
-    return (np.concatenate(bad) if bad else np.zeros(0, np.int64)), total
+    rows, errors = errors_of(left, right)
+    phases = left.stack.keys.phase[rows]
+    most = np.zeros(len(rows))
+    for phase in np.unique(phases):
+        most[phases == phase] = limits[int(phase)]
+    return rows[errors > most], int(np.count_nonzero(np.isfinite(errors)))
 
 
 def _finite(lane: Lane, rows: Rows) -> Rows:

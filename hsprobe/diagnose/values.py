@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from hsprobe.compare.align import Pairs, pair
 from hsprobe.compare.direct import Lane
+from hsprobe.compare.direct import errors as row_errors_of
 from hsprobe.compare.stack import Keys, Rows
-from hsprobe.compare.statistics import Floats, row_errors
-from hsprobe.compare.tables import blocks
+from hsprobe.compare.statistics import Floats
 
 _SAMPLE = 512
 # Shares from which a difference is called by that name.
@@ -95,7 +95,7 @@ def difference(
     pairs = pair(left.stack, right.stack)
     if not len(pairs):
         return None
-    errors = _errors(left, right, pairs)
+    errors = row_errors_of(left, right, pairs)
     finite = np.isfinite(errors)
     pairs, errors = Pairs(pairs.left[finite], pairs.right[finite]), errors[finite]
     if not len(errors):
@@ -120,17 +120,6 @@ def difference(
         spans=spans,
         shape=_shape(a, b, np.maximum(left.scale(pairs.left), right.scale(pairs.right))),
     )
-
-
-def _errors(left: Lane, right: Lane, pairs: Pairs) -> Floats:
-    scale = np.maximum(left.scale(pairs.left), right.scale(pairs.right))
-    found = [
-        row_errors(
-            left.of(left.stack.read(pairs.left[part])), right.of(right.stack.read(pairs.right[part])), scale
-        )
-        for part in blocks(len(pairs), max(left.stack.width, right.stack.width))
-    ]
-    return np.concatenate(found)
 
 
 def _shape(served_nH: Floats, trained_nH: Floats, scale_H: Floats) -> Shape:

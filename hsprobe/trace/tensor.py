@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import h5py
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from hsprobe.errors import HsprobeError
 from hsprobe.remote.location import Location, address, locate
 from hsprobe.trace import _guard, schema
+from hsprobe.trace.extents import Extents, extents
 
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
@@ -26,6 +28,14 @@ Selection = slice | Ints | npt.NDArray[np.bool_] | None
 
 _BLOCK_BYTES = 8 << 20
 """Most raw bytes read at once; what `read` returns comes on top."""
+
+
+def to_float32(raw: Array, dtype: str) -> Floats:
+    """Values from the storage type of a dtype; those beyond float32 become Inf. Same shape."""
+    if raw.dtype != np.float32 and hasattr(ml_dtypes, dtype):
+        raw = raw.view(np.dtype(getattr(ml_dtypes, dtype)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return raw.astype(np.float32, copy=False)
 
 
 @dataclass(frozen=True)
@@ -88,6 +98,16 @@ class Tensor:
         """H: width of one chunk; the whole width where the tensor is not made of chunks."""
         return self.shape[1] // (self.chunks or 1)
 
+    @cached_property
+    def extents(self) -> Extents | None:
+        """Where its bytes lie, for readers in threads; None where HDF5 has to read them.
+
+        Raises:
+            HsprobeError: the file is damaged there.
+        """
+        with _guard.sound(self._path, f"tensor {self.name}"):
+            return extents(self._data)
+
     @property
     def row_index(self) -> Ints:
         """[N] int64: which row of the rank each row of the tensor belongs to.
@@ -120,17 +140,26 @@ class Tensor:
             HsprobeError: the file is damaged there.
             IndexError: `sel` or `chunk` is out of range.
         """
-        return self._read(sel, chunk, np.dtype(np.float32), self._to_float)
+        return self._read(sel, chunk, np.dtype(np.float32), lambda raw: to_float32(raw, self.dtype))
 
     def read_raw(self, sel: Selection = None, chunk: int | None = None) -> Array:
         """As `read`, but bit for bit in the storage type of `dtype`: bfloat16 as uint16, float8 as uint8."""
         return self._read(sel, chunk, self._data.dtype, lambda raw: raw)
 
-    def _to_float(self, raw: Array) -> Floats:
-        if raw.dtype != np.float32 and hasattr(ml_dtypes, self.dtype):
-            raw = raw.view(np.dtype(getattr(ml_dtypes, self.dtype)))
-        with np.errstate(over="ignore", invalid="ignore"):
-            return raw.astype(np.float32, copy=False)
+    def read_columns(self, start: int, stop: int, low: int, high: int) -> Array:
+        """Rows start..stop of columns low..high, by HDF5, bit for bit. -> [n, H]
+
+        Raises:
+            HsprobeError: the file is damaged there.
+        """
+        with _guard.sound(self._path, f"tensor {self.name}"):
+            found: Array = self._data[start:stop, low:high]
+            return found
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one stored element."""
+        return int(self._data.dtype.itemsize)
 
     def _read(
         self, sel: Selection, chunk: int | None, dtype: np.dtype[Any], convert: Callable[[Array], Array]

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hsprobe.compare.align import pair, spread, token_twins
-from hsprobe.compare.stack import stacks_of
+from hsprobe.compare.align import pair, token_twins
+from hsprobe.compare.stack import spread, stacks_of
 from hsprobe.trace.reader import Trace
 from hsprobe.trace.schema import Phase
 from tests.synthetic import World, prompts, write_infer, write_train

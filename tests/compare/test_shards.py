@@ -31,7 +31,7 @@ N, H, K = 90, 8, 3
 PHASES = (Phase.PREFILL, Phase.DECODE)
 
 
-def _write(path: Path, values: np.ndarray, dtype: str, ranks: int) -> None:
+def write(path: Path, values: np.ndarray, dtype: str, ranks: int) -> None:
     """Rows in two phases, dealt out to some ranks."""
     tokens = np.random.default_rng(1).integers(0, 99, len(values))
     contexts = np.array(context_hashes(tokens.tolist()), np.uint64)
@@ -69,7 +69,7 @@ def stacks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     dtype, ranks = request.param
     folder = tmp_path_factory.mktemp("shards")
     for name, values, count in zip(("left.h5", "right.h5"), _values(), (ranks, 1), strict=True):
-        _write(folder / name, values, dtype, count)
+        write(folder / name, values, dtype, count)
     with Trace.open(folder / "left.h5") as left, Trace.open(folder / "right.h5") as right:
         yield [stacks_of(left, "infer")["aux"], stacks_of(right, "train")["aux"]]
 

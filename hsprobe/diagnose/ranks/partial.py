@@ -15,10 +15,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hsprobe.compare.align import spread
 from hsprobe.compare.direct import Lane
 from hsprobe.compare.ranks import Mean, Member, PassRows, Reader
-from hsprobe.compare.stack import Rows, Stack
+from hsprobe.compare.stack import Rows, Stack, spread
 from hsprobe.compare.statistics import Floats, channel_scale, row_errors
 from hsprobe.diagnose.forms import Fit, Proposal
 from hsprobe.diagnose.ranks.facts import PartialSum

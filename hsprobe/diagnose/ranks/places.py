@@ -11,10 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hsprobe.compare.align import spread
 from hsprobe.compare.direct import Lane
 from hsprobe.compare.noise import MEDIAN_ALLOWANCE
-from hsprobe.compare.stack import RANK_SHIFT, Rows, Stack
+from hsprobe.compare.stack import RANK_SHIFT, Rows, Stack, spread
 from hsprobe.compare.statistics import Floats, channel_scale, finite_rows
 from hsprobe.diagnose.account import errors_of
 from hsprobe.diagnose.origin import sources
@@ -81,9 +80,9 @@ def _distances(mine: Floats, right: Floats, scale: Floats) -> NDArray[np.float64
 
 def wrong_rows(lane: Lane, state: Lane, limit: float) -> Rows:
     """Rows of a lane's stack that are not their own partners' state."""
-    with np.errstate(invalid="ignore"):
-        found = [rows[~(errors <= limit)] for rows, errors in errors_of(lane, state)]
-    return np.concatenate(found) if found else np.zeros(0, np.int64)
+    rows, errors = errors_of(lane, state)
+    wrong: Rows = rows[~(errors <= limit)]
+    return wrong
 
 
 def of_padding(lane: Lane, rows: Rows, state: Lane, noise: float) -> Rows:

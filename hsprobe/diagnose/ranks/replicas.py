@@ -13,12 +13,11 @@ import numpy as np
 
 from hsprobe.compare.align import Pairs
 from hsprobe.compare.direct import Lane, compare_many
+from hsprobe.compare.direct import errors as row_errors_of
 from hsprobe.compare.noise import Level, coarsest, expected_error
 from hsprobe.compare.ranks import Member, PassRows, join
 from hsprobe.compare.shards import Direct, Limits
 from hsprobe.compare.stack import Rows, Stack
-from hsprobe.compare.statistics import row_errors
-from hsprobe.compare.tables import blocks
 from hsprobe.diagnose.chunkline import row_place
 from hsprobe.diagnose.growth import layer_line
 from hsprobe.diagnose.model import Depth, LayerLine
@@ -168,14 +167,8 @@ def _firsts(sites: Sequence[SiteDifference]) -> list[tuple[int, SiteDifference]]
 
 def differing(left: Lane, right: Lane, pairs: Pairs, limit: float) -> Rows:
     """Rows of the left lane's stack that differ from their partners."""
-    scale = np.maximum(left.scale(pairs.left), right.scale(pairs.right))
-    found = [np.zeros(0, np.int64)]
-    for part in blocks(len(pairs), max(left.stack.width, right.stack.width)):
-        a = left.of(left.stack.read(pairs.left[part]))
-        b = right.of(right.stack.read(pairs.right[part]))
-        with np.errstate(invalid="ignore"):
-            found.append(pairs.left[part][~(row_errors(a, b, scale) <= limit)])
-    return np.concatenate(found)
+    found: Rows = pairs.left[~(row_errors_of(left, right, pairs) <= limit)]
+    return found
 
 
 def _not_ok(line: LayerLine) -> LayerLine:
