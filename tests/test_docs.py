@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 CI = (ROOT / "docs/ci.md").read_text()
 LOW = (ROOT / "docs/low-acceptance.md").read_text()
+CASES = (ROOT / "docs/case-studies.md").read_text()
 
 
 def _commands(text: str) -> list[str]:
@@ -79,6 +80,16 @@ def test_low_acceptance_leads_to_commands_that_run(folder: Path) -> None:
         ran += 1
     assert ran >= 8
     assert (folder / "report.html").is_file()
+
+
+def test_case_studies_name_faults_and_pages_that_are_there() -> None:
+    known = (ROOT / "docs/faults.md").read_text()
+    codes = set(re.findall(r"HS\d{3}", CASES))
+    assert codes
+    assert all(f"{code} " in known for code in codes)
+    pages = re.findall(r"\]\(([^)#]+)\)", CASES)
+    assert pages
+    assert all((ROOT / "docs" / page).exists() for page in pages)
 
 
 def test_every_symptom_leads_to_a_section() -> None:
