@@ -40,11 +40,19 @@ def channel_scale(sample_nH: Floats) -> Floats:
     finite = sample_nH[finite_rows(sample_nH)]
     if not len(finite):
         return np.ones(sample_nH.shape[1], np.float32)
-    scale = np.median(np.abs(finite), axis=0)
+    scale = _medians(np.abs(finite))
     positive = scale[scale > 0]
     floor = _FLOOR * float(np.median(positive)) if len(positive) else 0.0
     floored: Floats = np.maximum(scale, floor if floor > 0 else 1.0).astype(np.float32)
     return floored
+
+
+def _medians(values_nH: Floats) -> Floats:
+    """The median of each column; sorting is several times faster here than `np.median`. -> [H]"""
+    columns_Hn = np.sort(np.ascontiguousarray(values_nH.T), axis=1)
+    low, high = (columns_Hn.shape[1] - 1) // 2, columns_Hn.shape[1] // 2
+    medians: Floats = (columns_Hn[:, low] + columns_Hn[:, high]) / 2
+    return medians
 
 
 def finite_rows(block_nH: Floats) -> Bools:

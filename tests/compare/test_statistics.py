@@ -34,6 +34,12 @@ def test_the_error_is_the_relative_difference() -> None:
     assert _error(a, 2 * a) == pytest.approx(0.5, rel=1e-5)
 
 
+@pytest.mark.parametrize("n", [1, 2, 7, 400])
+def test_the_scale_of_a_channel_is_its_median_magnitude(n: int) -> None:
+    a = _rows(n=n) + 3
+    assert channel_scale(a) == pytest.approx(np.median(np.abs(a), axis=0))
+
+
 def test_a_loud_channel_does_not_hide_a_difference() -> None:
     a, b = _rows(), _rows(1)
     a[:, 7] += 1000
