@@ -128,24 +128,24 @@ class RayEngine:
         waiting: deque[Any] = deque()
         for shard in shards:
             if shard.portable:
-                waiting.append(task.remote(shard, self._sizes_of(shard)))
+                waiting.append((task.remote(shard, self._sizes_of(shard)), None))
             else:
-                waiting.append(run(shard, tables))
+                waiting.append((None, run(shard, tables)))
             if len(waiting) >= self._room:
-                yield self._answer(waiting.popleft())
+                yield self._answer(*waiting.popleft())
         while waiting:
-            yield self._answer(waiting.popleft())
+            yield self._answer(*waiting.popleft())
 
     def map(self, function: Callable[[T], U], items: Iterable[T]) -> Iterator[U]:
         """See `Engine`."""
         task = self._task(answered)
         waiting: deque[Any] = deque()
         for item in items:
-            waiting.append(task.remote(function, item))
+            waiting.append((task.remote(function, item), None))
             if len(waiting) >= self._room:
-                yield self._answer(waiting.popleft())
+                yield self._answer(*waiting.popleft())
         while waiting:
-            yield self._answer(waiting.popleft())
+            yield self._answer(*waiting.popleft())
 
     def remember(self, key: str, make: Callable[[], T]) -> T:
         """See `Engine`."""
@@ -165,11 +165,12 @@ class RayEngine:
                 self._sizes[file] = size_of(file)
         return {file: self._sizes[file] for file in files_of(shard)}
 
-    def _answer(self, done: Any) -> Any:
-        if not isinstance(done, self._ray.ObjectRef):
-            return done
+    def _answer(self, task: Any, here: Any) -> Any:
+        """What a task gives; without one, what was done here."""
+        if task is None:
+            return here
         try:
-            answer = self._ray.get(done)
+            answer = self._ray.get(task)
         except self._ray.exceptions.RayError as error:
             raise HsprobeError(
                 f"A Ray worker failed, {_TRIES} times over where it was tried again: {_line(error)}.",

@@ -148,6 +148,19 @@ def test_the_token_ids_of_a_dump_are_read_by_workers(engine: RayEngine, tmp_path
     assert [finding.name for finding in there.findings] == ["LAYER_SHIFT"]
 
 
+def test_what_only_this_process_reaches_is_done_here_in_its_turn(
+    engine: RayEngine, pair: tuple[Path, Path]
+) -> None:
+    work = shards(*pair, 6)
+    with Tables() as tables:
+        expected = _all(Local().run(work, tables))
+        views = [
+            replace(one, left=tables.of(one.left)) if number % 2 else one for number, one in enumerate(work)
+        ]
+        assert [one.portable for one in views] == [True, False] * 3
+        assert _all(engine.run(views, tables)) == expected
+
+
 def test_a_journal_is_continued_on_workers(
     engine: RayEngine, pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -167,6 +180,21 @@ def test_the_command_is_quiet_and_gives_the_same_report(pair: tuple[Path, Path],
     assert there.stderr == here.stderr == ""
     assert there.returncode == here.returncode in (0, 1)
     assert json.loads(there.stdout) == json.loads(here.stdout)
+
+
+def test_a_running_cluster_is_joined_and_left_running(
+    engine: RayEngine, pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    address = engine._ray.get_runtime_context().gcs_address
+    assert address.startswith("127.0.0.1:")
+    command = [sys.executable, "-m", "hsprobe", "diff", *map(str, pair), "--format", "json"]
+    command += ["--engine", "ray", "--ray-address"]
+    done = subprocess.run([*command, address], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode in (0, 1), done.stderr
+    assert done.stderr == ""
+    here = diff(*pair)
+    assert json.loads(done.stdout)["same"] == here.same
+    assert list(engine.map(len, ["ab"])) == [2]
 
 
 def test_without_ray_it_says_what_to_install(

@@ -43,14 +43,14 @@ class S3:
     def client(self) -> Any:
         return boto3.client("s3", endpoint_url=self.url, region_name="us-east-1")
 
-    def put(self, folder: Path, prefix: str) -> str:
+    def put(self, folder: Path, prefix: str, bucket: str = BUCKET) -> str:
         """Upload a folder or a file. -> its URL."""
         client = self.client()
         for path in [folder] if folder.is_file() else folder.rglob("*"):
             if path.is_file():
                 key = f"{prefix}/{path.name if path == folder else path.relative_to(folder)}"
-                client.put_object(Bucket=BUCKET, Key=key, Body=path.read_bytes())
-        return f"s3://{BUCKET}/{prefix}" + (f"/{folder.name}" if folder.is_file() else "")
+                client.put_object(Bucket=bucket, Key=key.lstrip("/"), Body=path.read_bytes())
+        return f"s3://{bucket}/{prefix}" + (f"/{folder.name}" if folder.is_file() else "")
 
     def stop(self) -> None:
         self.server.shutdown()
