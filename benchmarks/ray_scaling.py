@@ -2,8 +2,8 @@
 
 Run with ``python benchmarks/ray_scaling.py [--mib N] [--rounds N]``. One cluster of two workers is started;
 one worker is had by giving each task both CPUs, so that both figures come from the same processes and the
-same warm files. Rounds alternate, the best of each counts, and what matters is the ratio. Results of all engines
-have to be the same to the bit.
+same warm files. Rounds alternate, the best of each counts, and what matters is the ratio. Results of all
+engines have to be the same to the bit.
 
 The figures measured, and what else the machine was doing, are in ``benchmarks/README.md``.
 """

@@ -183,8 +183,14 @@ class RayEngine:
 
 def _knock(address: str) -> None:
     """Raise OSError where nothing listens: Ray itself waits for minutes."""
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    from ray._private.services import resolve_ip_for_localhost
+
+    address = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
+    plain = address.removeprefix("ray://")
+    host, colon, port = plain.rpartition(":")
     if colon and port.isdecimal():
+        # Of a loopback address, Ray makes the outer one of this machine.
+        host = host if plain != address else resolve_ip_for_localhost(host)
         socket.create_connection((host, int(port)), _KNOCK_SECONDS).close()
 
 

@@ -51,9 +51,11 @@ def folder(s3_server: S3, requests: list[Request], tmp_path_factory: pytest.Temp
 
 @pytest.mark.parametrize("command", [one for one in _commands() if not one.startswith("pip ")])
 def test_the_command_runs(command: str, folder: Path, request: pytest.FixtureRequest) -> None:
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    if "--ray-address auto" in command:
-        environment["RAY_ADDRESS"] = request.getfixturevalue("cluster")
+    joins = "--ray-address auto" in command
+    cluster = {"RAY_ADDRESS": request.getfixturevalue("cluster")} if joins else {}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    # After the cluster was started, which sets how Ray sees loopback addresses.
+    environment = {**os.environ, **cluster, "PATH": path}
     done = subprocess.run(
         ["bash", "-e", "-c", command],
         cwd=folder,
