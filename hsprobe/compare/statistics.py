@@ -51,7 +51,8 @@ def _medians(values_nH: Floats) -> Floats:
     """The median of each column; sorting is several times faster here than `np.median`. -> [H]"""
     columns_Hn = np.sort(np.ascontiguousarray(values_nH.T), axis=1)
     low, high = (columns_Hn.shape[1] - 1) // 2, columns_Hn.shape[1] // 2
-    medians: Floats = (columns_Hn[:, low] + columns_Hn[:, high]) / 2
+    half = np.float32(0.5)
+    medians: Floats = half * columns_Hn[:, low] + half * columns_Hn[:, high]
     return medians
 
 
