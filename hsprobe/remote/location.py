@@ -245,8 +245,8 @@ def is_url(text: str) -> bool:
 
 
 def address(where: Location) -> str:
-    """What `locate` finds again, in another process too. That of a signed link holds a secret."""
-    return where.url if isinstance(where, Remote) else str(where)
+    """What `locate` finds again, in another process and folder too. That of a signed link holds a secret."""
+    return where.url if isinstance(where, Remote) else str(where.absolute())
 
 
 def identity(where: Location) -> str:
