@@ -7,11 +7,13 @@ All servers of a table run at the same time on one GPU, and one at a time is giv
 order rotates: each round gives one figure for each configuration, all within seconds of each other. A round
 is compared with the server without hsprobe in the same round; the table shows the median over rounds. A
 second server without hsprobe shows how far two equal servers are apart. A server that is not given requests
-sleeps (``--sleep-on-idle``), since idle schedulers would otherwise take the cores of the one that works.
+sleeps (``--sleep-on-idle``), and with ``--cores`` all servers share the same cores, so that none of them has
+better ones; what asks them runs on others.
 """
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
@@ -20,6 +22,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import models
 from servers import Kind, Server, prompts, start_all
+
+from hsprobe.probes.sglang.settings import parse_numbers
 
 EVERY_DEPTH = "layer,aux,draft.input"
 HANDED = "aux,draft.input"
@@ -90,8 +94,11 @@ GPU_ARGUMENTS = [
 ]
 
 
-def measure(servers: dict[str, Server], mark: str, batch: int, rounds: int, new_tokens: int, deadline: float):
-    """Rows of one half of a table: configuration -> figures of each round."""
+Turn = tuple[str, Server, bool]
+
+
+def turns_of(servers: dict[str, Server], mark: str) -> list[Turn]:
+    """(configuration, its server, whether it is armed) of one half of a table."""
     turns = [
         (CONFIGURATIONS[0], servers.get(f"{mark}-plain"), False),
         (CONFIGURATIONS[1], servers.get(f"{mark}-control"), False),
@@ -99,34 +106,52 @@ def measure(servers: dict[str, Server], mark: str, batch: int, rounds: int, new_
         (CONFIGURATIONS[3], servers.get(f"{mark}-handed"), True),
         (CONFIGURATIONS[4], servers.get(f"{mark}-depths"), True),
     ]
-    turns = [turn for turn in turns if turn[1] is not None]
+    return [(name, server, armed) for name, server, armed in turns if server is not None]
+
+
+def take_turn(turn: Turn, asked: list[list[int]], new_tokens: int, tag: str, row: dict) -> list[list[int]]:
+    """Send the requests once; the figures go to the row. Returns the answers."""
+    _, server, armed = turn
+    if armed:
+        server.arm()
+    ran = server.run(asked, new_tokens, tag)
+    if armed:
+        tally = server.settle()
+        server.disarm()
+        server.free_disk()
+        for key, value in tally.items():
+            row[key] += value
+    row["speed"].append(ran.speed)
+    row["accept"] = ran.accept
+    return ran.outputs
+
+
+def measure(servers: dict[str, Server], mark: str, batch: int, rounds: int, new_tokens: int, deadline: float):
+    """Rows of one half of a table: configuration -> figures of each round."""
+    turns = turns_of(servers, mark)
     found = {name: {"speed": [], "recorded": 0, "missing": 0, "bytes": 0, "gaps": 0} for name, *_ in turns}
-    same, compared = 0, 0
     asked = prompts(batch)
-    for server in {id(s): s for _, s, _ in turns}.values():
-        server.run(asked, new_tokens // 4)
+    for turn in turns:
+        # The first pass of an armed graph is slower than all others.
+        take_turn(turn, asked, new_tokens // 4, "warm", {**found[turn[0]], "speed": []})
+    outputs: dict[str, list[list[list[int]]]] = {name: [] for name in found}
     for number in range(rounds):
-        outputs = {}
-        order = turns[number % len(turns) :] + turns[: number % len(turns)]
-        for name, server, armed in order:
-            if armed:
-                server.arm()
-            ran = server.run(asked, new_tokens, f"{mark}-{batch}-{number}")
-            if armed:
-                tally = server.settle()
-                for key in ("recorded", "missing", "bytes", "gaps"):
-                    found[name][key] += tally[key]
-                server.disarm()
-                server.free_disk()
-            found[name]["speed"].append(ran.speed)
-            found[name]["accept"] = ran.accept
-            outputs[name] = ran.outputs
-        for name in outputs:
-            compared += batch
-            same += sum(a == b for a, b in zip(outputs[name], outputs[CONFIGURATIONS[0]], strict=True))
+        shift = number % len(turns)
+        for turn in turns[shift:] + turns[:shift]:
+            tag = f"{mark}-{batch}-{number}"
+            outputs[turn[0]].append(take_turn(turn, asked, new_tokens, tag, found[turn[0]]))
         if time.monotonic() > deadline:
             break
-    return {"rows": found, "same": same, "compared": compared}
+    same = {name: agreeing(outputs[name], outputs[CONFIGURATIONS[0]]) for name in found}
+    kinds = [len({tuple(one[i]) for one in outputs[CONFIGURATIONS[0]]}) for i in range(batch)]
+    return {"rows": found, "same": same, "compared": batch * (number + 1), "plain_kinds": kinds}
+
+
+def agreeing(left: list[list[list[int]]], right: list[list[list[int]]]) -> int:
+    """Answers that are the same in the same round."""
+    return sum(
+        a == b for one, other in zip(left, right, strict=True) for a, b in zip(one, other, strict=True)
+    )
 
 
 def soak(server: Server, seconds: float) -> list[tuple[float, int, int, int]]:
@@ -170,11 +195,13 @@ def summary(half) -> list[str]:
     if all(both):
         ratio = statistics.median(a / b for a, b in zip(*both, strict=True))
         lines.append(f"  every depth against the same server not armed: {100 * ratio:.2f} %")
-    lines.append(f"  same tokens: {half['same']} of {half['compared']} answers; {len(plain)} rounds")
+    same = ", ".join(f"{name} {count}" for name, count in half["same"].items())
+    lines.append(f"  answers as the first server's, of {half['compared']}: {same}; {len(plain)} rounds")
+    lines.append(f"  different answers of the first server to each prompt: {half['plain_kinds']}")
     return lines
 
 
-def main() -> int:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -188,49 +215,66 @@ def main() -> int:
     parser.add_argument("--speculation", default="none,eagle")
     parser.add_argument("--plain-path", help="PYTHONPATH of servers without hsprobe")
     parser.add_argument("--probed-path", help="PYTHONPATH of servers with hsprobe")
+    parser.add_argument(
+        "--cores", help="the cores of all servers, once they run; the others are left for all else"
+    )
     parser.add_argument("--start-seconds", type=float, default=300)
     parser.add_argument("--seconds", type=float, default=3600, help="stop measuring after this time")
     parser.add_argument("--dump", action="store_true", help="measure SGLang's tensor dump as well")
     parser.add_argument("--no-control", action="store_true", help="without the second plain server")
     parser.add_argument("--soak", type=float, default=0, help="seconds of traffic to watch memory under")
     parser.add_argument("--server-arguments", help="JSON list in place of those for a GPU")
-    args = parser.parse_args()
-    deadline = time.monotonic() + args.seconds
+    return parser.parse_args()
+
+
+def start(args: argparse.Namespace, work: Path) -> dict[str, Server]:
+    """Start the servers that are asked for."""
     extra = GPU_ARGUMENTS if args.server_arguments is None else json.loads(args.server_arguments)
-    work = args.work or args.out / "work"
-    work.mkdir(parents=True, exist_ok=True)
-    args.out.mkdir(parents=True, exist_ok=True)
     target, draft = models.write(args.models or args.out / "models", args.model)
     halves = args.speculation.split(",")
     wanted = [kind for mark in halves for kind in kinds(mark == "eagle", not args.no_control)]
-    if args.dump:
+    if args.dump and "none" in halves:
         # With EAGLE-3 it fails at start (0.5.15.post1): its hook expects no list among what a layer returns.
-        wanted += [dump_kind(False, work)] if "none" in halves else []
-    base = arguments(target, draft, args.model, extra)
+        wanted.append(dump_kind(False, work))
     began = time.monotonic()
+    base = arguments(target, draft, args.model, extra)
     servers = start_all(wanted, work, base, args.plain_path, args.probed_path, args.start_seconds)
     print(f"{len(servers)} of {len(wanted)} servers after {time.monotonic() - began:.0f} s", flush=True)
-    results = {}
+    if args.cores:
+        chosen = set(parse_numbers(args.cores, "core"))
+        for server in servers.values():
+            server.pin(chosen)
+        os.sched_setaffinity(0, os.sched_getaffinity(0) - chosen)
+    return servers
+
+
+def tables(args: argparse.Namespace, servers: dict[str, Server], results: dict) -> None:
+    """Measure, and print each part of the table as soon as it is known."""
+    deadline = time.monotonic() + args.seconds
+    halves, batches = args.speculation.split(","), [int(batch) for batch in args.batches.split(",")]
+    for mark in halves:
+        for batch in batches if f"{mark}-plain" in servers else ():
+            half = measure(servers, mark, batch, args.rounds, args.tokens, deadline)
+            results[f"{mark} batch {batch}"] = half
+            print(f"\n{args.model}, {mark}, batch {batch}", *summary(half), sep="\n", flush=True)
+            (args.out / f"speed-{args.model}.json").write_text(json.dumps(results, indent=1))
+    for mark in halves if args.soak else ():
+        results[f"{mark} soak"] = soak(servers[f"{mark}-depths"], args.soak)
+    dump = servers.get(f"none-{DUMP}")
+    for batch in batches if dump else ():
+        speeds = [dump.run(prompts(batch), 12).speed for _ in range(3)]
+        results[f"none batch {batch}"]["dump"] = speeds
+        print(f"{args.model}, batch {batch}: SGLang's dump {statistics.median(speeds):.1f}", flush=True)
+
+
+def main() -> int:
+    args = parse()
+    work = args.work or args.out / "work"
+    work.mkdir(parents=True, exist_ok=True)
+    args.out.mkdir(parents=True, exist_ok=True)
+    servers, results = start(args, work), {}
     try:
-        for mark in halves:
-            if f"{mark}-plain" not in servers:
-                continue
-            for batch in map(int, args.batches.split(",")):
-                half = measure(servers, mark, batch, args.rounds, args.tokens, deadline)
-                results[f"{mark} batch {batch}"] = half
-                print(f"\n{args.model}, {mark}, batch {batch}", *summary(half), sep="\n", flush=True)
-                (args.out / f"speed-{args.model}.json").write_text(json.dumps(results, indent=1))
-        for mark in halves if args.soak else ():
-            results[f"{mark} soak"] = soak(servers[f"{mark}-depths"], args.soak)
-        for mark in halves:
-            server = servers.get(f"{mark}-{DUMP}")
-            for batch in map(int, args.batches.split(",")) if server else ():
-                speeds = [server.run(prompts(batch), 12).speed for _ in range(3)]
-                results[f"{mark} batch {batch}"]["dump"] = speeds
-                print(
-                    f"{args.model}, {mark}, batch {batch}: SGLang's dump {statistics.median(speeds):.1f}",
-                    flush=True,
-                )
+        tables(args, servers, results)
     finally:
         (args.out / f"speed-{args.model}.json").write_text(json.dumps(results, indent=1))
         for server in servers.values():

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,17 +10,18 @@ from typing import Any
 import torch
 
 from hsprobe.probes.sglang.graphs import Graphs
-from hsprobe.probes.sglang.labels import Pass, read_pass
+from hsprobe.probes.sglang.keeping import Keeper
+from hsprobe.probes.sglang.labels import Labeller, Pass
+from hsprobe.probes.sglang.opening import Opened, open_rank
 from hsprobe.probes.sglang.placing import Extent, NotRecordable, Placed, place
 from hsprobe.probes.sglang.pressure import Pressure
 from hsprobe.probes.sglang.requests import Requests
-from hsprobe.probes.sglang.ring import Ring
 from hsprobe.probes.sglang.sampling import Runs
 from hsprobe.probes.sglang.settings import Settings
-from hsprobe.probes.sglang.spooling import Piece, Spooler
+from hsprobe.probes.sglang.shared import Piece
 from hsprobe.probes.sglang.staging import Stage
 from hsprobe.probes.sglang.tape import Tape
-from hsprobe.trace.place import ARMED, directory_for_port, make_private, remove_leftovers
+from hsprobe.probes.sglang.telling import Teller
 from hsprobe.trace.schema import SPREAD_COLUMNS
 
 logger = logging.getLogger("hsprobe")
@@ -32,13 +32,18 @@ class Recorder:
 
     A process whose rank was not asked for opens no spool.
 
+    Args:
+        opening: opens the spool when the first step runs.
+
     Attributes:
         stage: takes the copies; None before the first pass.
         under_way: the pass being recorded, None between passes and where none is to be recorded.
         sampling: what the armed capture is to record.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self, settings: Settings, opening: Callable[[Settings, Sequence[Any]], Opened] = open_rank
+    ) -> None:
         self.settings = settings
         self.sampling = settings.sampling
         self.runners: list[Any] = []
@@ -46,7 +51,9 @@ class Recorder:
         self.under_way: Pass | None = None
         self.stage: Stage | None = None
         self.graphs = Graphs(self, settings.device_memory)
+        self._opening = opening
         self._tape: Tape | None = None
+        self._labeller = Labeller()
         self._batch: Any = None
         self._sliced = False
         self._padding = 0
@@ -55,7 +62,8 @@ class Recorder:
         self._place: dict[str, int] = {}
         self._steps = 0
         self._requests = Requests()
-        self._layouts: set[int] = set()
+        self._keeper: Keeper | None = None
+        self._teller = Teller()
         self._early_gaps: dict[str, None] = {}
         self._armed_path = ""
         self._armed = False
@@ -108,8 +116,8 @@ class Recorder:
         if not self._place:
             if not self.runners:
                 return
-            self._open(self.runners[0])
-        if self.stage is None:
+            self._open()
+        if self.stage is None or self._keeper is None:
             return
         armed = os.access(self._armed_path, os.F_OK)
         if armed != self._armed:
@@ -118,6 +126,7 @@ class Recorder:
         if not armed:
             return
         self._steps += 1
+        self._keeper.steps += 1
         self._left_out = self._reason_to_leave_out(requests)
         self._recording = self._left_out is None and self.stage.spooler.stopped is None
         prompts = self._requests.prompts(requests, self.sampling)
@@ -158,7 +167,7 @@ class Recorder:
                 self.stage.ledger.add(self._left_out, self._count, asked=asked)
             return
         self._batch, self._sliced, self._padding = batch, False, 0
-        self.under_way = read_pass(self._count, self._nth[is_draft], runner, batch, self.sampling)
+        self.under_way = self._labeller.read(self._count, self._nth[is_draft], runner, batch, self.sampling)
         if self.under_way is not None and not with_ids:
             self.under_way.ids = None
 
@@ -171,7 +180,11 @@ class Recorder:
         if self._tape is not None:
             return
         current, self.under_way, self._batch = self.under_way, None, None
-        if current is not None and self.stage is not None:
+        if current is not None:
+            self.guard("pass", lambda: self._end(current))
+
+    def _end(self, current: Pass) -> None:
+        if self.stage is not None:
             if not current.emitted and not current.short:
                 self.emit(current)
             self.stage.flush()
@@ -201,7 +214,7 @@ class Recorder:
         if self._tape is not None:
             return self._tape
         labelled = self.under_way
-        return labelled if labelled is not None and labelled.is_draft == draft else None
+        return labelled if labelled is not None and labelled.form.is_draft == draft else None
 
     def labels(self, ids: torch.Tensor, positions: torch.Tensor) -> None:
         """The token ids and positions of the forward that is being captured into a graph."""
@@ -277,27 +290,27 @@ class Recorder:
                 **header,
                 "dtype": str(tensor.dtype).removeprefix("torch."),
                 "shape": [n_rows, tensor.shape[1]],
-                "rows": placed.rows if labelled.runs is None or placed.rows == "last" else None,
+                "rows": placed.rows if labelled.form.runs is None or placed.rows == "last" else None,
                 "slice": placed.is_slice,
             },
             (piece,),
         )
 
     def _runs(self, labelled: Pass, placed: Placed) -> Runs:
-        if labelled.runs is None:
+        if labelled.form.runs is None:
             return [(0, placed.count)]
         if placed.is_slice:
             raise NotRecordable("chosen rows of a tensor that is spread over ranks")
-        return labelled.runs_of(placed.rows)
+        return labelled.form.runs_of(placed.rows)
 
     def _placed(self, labelled: Pass, n: int, scattered: bool | None, last: bool) -> Placed:
         if labelled.graph and n == labelled.padded_rows:
             # The tail of a graph's rows is whatever an earlier pass left there.
-            return Placed(None, labelled.n_rows)
+            return Placed(None, labelled.form.n_rows)
         extent = Extent(
-            n_rows=labelled.n_rows,
+            n_rows=labelled.form.n_rows,
             n_padded=self._rows_now(labelled),
-            n_requests=len(labelled.rids),
+            n_requests=len(labelled.form.rids),
             part=self._place["attn_tp"],
             n_parts=self._place["attn_tp_size"],
         )
@@ -309,9 +322,10 @@ class Recorder:
 
     def _rows_now(self, labelled: Pass) -> int:
         """Rows of the batch under way. Those beyond the labelled ones are padding, which is noted once."""
-        n_padded = max(labelled.n_rows, int(self._batch.input_ids.shape[0]))
-        if n_padded - labelled.n_rows > self._padding and self.stage is not None and labelled.runs is None:
-            self._padding = n_padded - labelled.n_rows
+        form = labelled.form
+        n_padded = max(form.n_rows, int(self._batch.input_ids.shape[0]))
+        if n_padded - form.n_rows > self._padding and self.stage is not None and form.runs is None:
+            self._padding = n_padded - form.n_rows
             if not labelled.emitted:
                 self.emit(labelled)
             self.stage.add("padding", {"pass": labelled.number, "rows": self._padding})
@@ -332,7 +346,7 @@ class Recorder:
             return
         pieces = []
         for labels in (current.ids, current.positions):
-            piece = self.stage.copy(labels.to(torch.int64), current.runs_of(None))
+            piece = self.stage.copy(labels.to(torch.int64), current.form.runs_of(None))
             if piece is None:
                 self.no_room(current, labels.numel() * 8)
                 return
@@ -342,35 +356,25 @@ class Recorder:
     def emit_block(self, tape: Tape, current: Pass, pieces: Sequence[Piece]) -> None:
         """Queue what was read of a graph."""
         assert self.stage is not None
-        if tape.number not in self._layouts:
-            self._layouts.add(tape.number)
-            self.stage.add("layout", tape.described())
-        header = {"layout": tape.number, **current.header()}
-        if tape.phase:
-            header["phase"] = tape.phase
-        if self.sampling.check:
-            header["second"] = [
-                zlib.crc32(_bytes(group.flat[: piece.size]))
-                for group, piece in zip(tape.groups, pieces, strict=True)
-            ]
-        self.stage.add("block", header, pieces)
+        self._teller.tell(self.stage, tape, current, pieces, check=self.sampling.check)
         if tape.labelled:
             current.emitted = True
             self._count += tape.steps - 1
-            self._nth[current.is_draft] += tape.steps - 1
+            self._nth[current.form.is_draft] += tape.steps - 1
 
     # The spool
 
     def _arm(self, armed: bool) -> None:
         self._armed = armed
-        stage = self.stage
+        stage, keeper = self.stage, self._keeper
         assert stage is not None
+        assert keeper is not None
         if not armed:
-            stage.spooler.on_idle = None
-            self._write_missing()
+            keeper.watch(False)
             return
         self._steps = 0
-        self._layouts.clear()
+        self._teller.forget()
+        self._labeller.forget()
         self._requests.forget()
         self.sampling = self.settings.sampling
         try:
@@ -378,51 +382,14 @@ class Recorder:
         except (OSError, ValueError) as error:
             self.gap(None, f"what the capture asked for was not understood: {error}")
         stage.pressure = Pressure(self.sampling.on_pressure)
-        stage.spooler.on_idle = self._idle
+        keeper.watch(True)
         for site, reason in self.disarmed.items():
             self.gap(site, reason)
         for reason in self._early_gaps:
             self.gap("graphs", reason)
 
-    def _idle(self) -> None:
-        """In the writer's thread, whenever it has written all there was."""
-        self._write_missing()
+    def _open(self) -> None:
+        opened = self._opening(self.settings, self.runners)
+        self._place, self.stage, self._armed_path = opened.place, opened.stage, str(opened.armed)
         if self.stage is not None:
-            for header in self._requests.finished():
-                self.stage.spooler.put("finished", header)
-
-    def _write_missing(self) -> None:
-        if self.stage is not None:
-            for missing in self.stage.ledger.take():
-                self.stage.spooler.put("missing", missing.header())
-
-    def _open(self, runner: Any) -> None:
-        from hsprobe.probes.sglang.provenance import coordinates, describe, layers_of
-
-        self._place = coordinates()
-        if self.settings.ranks is not None and self._place["rank"] not in self.settings.ranks:
-            return
-        directory = self.settings.directory
-        if directory is None:
-            directory = directory_for_port(int(runner.server_args.port))
-            make_private(directory.parent)
-            remove_leftovers(directory)
-        make_private(directory)
-        name = "-".join(f"{axis}{self._place[axis]}" for axis in ("pp", "dp", "tp"))
-        self._armed_path = str(directory / ARMED)
-        ring = Ring(self.settings.memory, pinned=torch.cuda.is_available())
-        spooler = Spooler(directory / f"{name}-{os.getpid()}.spool", self.settings.max_bytes, ring)
-        self.stage = Stage(spooler, ring, Pressure(self.sampling.on_pressure))
-        asked = None if self.settings.ranks is None else sorted(self.settings.ranks)
-        hello = {
-            **self._place,
-            **layers_of(self.runners),
-            "ranks": asked,
-            "pid": os.getpid(),
-            "provenance": describe(self.runners, self.settings),
-        }
-        spooler.put("hello", hello)
-
-
-def _bytes(tensor: torch.Tensor) -> memoryview:
-    return tensor.cpu().numpy().data
+            self._keeper = Keeper(self.stage, self._requests)

@@ -15,6 +15,9 @@ from typing import Any
 
 import torch
 
+from hsprobe.probes.sglang.labels import Form
+from hsprobe.probes.sglang.staging import Part
+
 COLUMN_ALIGNMENT = 16
 ROW_ALIGNMENT = 64
 IDS, POSITIONS = "~ids", "~positions"
@@ -75,13 +78,6 @@ class Group:
     columns: list[Column]
     row_size: int
     flat: torch.Tensor
-    _cuts: dict[int, torch.Tensor] = field(default_factory=dict)
-
-    def cut(self, rows: int) -> torch.Tensor:
-        """The bytes of the first rows; kept, since making a view takes longer than all else in a read."""
-        if rows not in self._cuts:
-            self._cuts[rows] = self.flat[: rows * self.row_size]
-        return self._cuts[rows]
 
 
 @dataclass
@@ -95,6 +91,7 @@ class Tape:
         steps: forwards in the graph.
         left_out: sites whose copies found no room.
         labelled: whether token ids and positions are among the columns.
+        form, parts: the passes that were read last, and what of the buffer they use.
     """
 
     number: int
@@ -105,6 +102,8 @@ class Tape:
     groups: list[Group] = field(default_factory=list)
     left_out: set[str] = field(default_factory=set)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    form: Form | None = None
+    parts: list[Part] = field(default_factory=list)
     _columns: dict[tuple[int, str], Column] = field(default_factory=dict)
     _views: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict)
     _step: int = -1
