@@ -33,8 +33,8 @@ class Device:
         # With a PyDLL these calls keep Python: none of them waits for the device.
         self._driver = ctypes.PyDLL("libcuda.so.1")
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(shared.map))
+        self._words = shared.words
         self._ring = self._base + shared.ring_offset
-        self._words = self._base
         self._index = torch.cuda.current_device()
         self._tickets: dict[int, list[int]] = {}
         self._to_host = self._call("cuMemcpyDtoHAsync_v2", _HANDLE, _ADDRESS, _SIZE, _HANDLE)
@@ -42,6 +42,9 @@ class Device:
         self._write = self._call("cuStreamWriteValue64_v2", _HANDLE, _ADDRESS, ctypes.c_uint64, ctypes.c_uint)
         self._record = self._call("cuEventRecord", _HANDLE, _HANDLE)
         self._wait = self._call("cuStreamWaitEvent", _HANDLE, _HANDLE, ctypes.c_uint)
+        self._wait_value = self._call(
+            "cuStreamWaitValue64_v2", _HANDLE, _ADDRESS, ctypes.c_uint64, ctypes.c_uint
+        )
         self._create = self._call("cuEventCreate", ctypes.POINTER(_HANDLE), ctypes.c_uint)
         register = self._call("cuMemHostRegister_v2", _HANDLE, _SIZE, ctypes.c_uint)
         address_of = self._call(
@@ -50,12 +53,16 @@ class Device:
         _check("cuMemHostRegister", register(self._base, shared.size, _PORTABLE_AND_MAPPED))
         found = _ADDRESS()
         _check("cuMemHostGetDevicePointer", address_of(ctypes.byref(found), self._base, 0))
-        self._words = int(found.value)
+        self._addresses = int(found.value)
 
     def _call(self, name: str, *types: Any) -> Any:
         function = getattr(self._driver, name)
         function.argtypes, function.restype = types, ctypes.c_int
         return function
+
+    def enter(self) -> None:
+        """Let another thread use this object, too."""
+        torch.cuda.set_device(self._index)
 
     def stream(self) -> int:
         """The stream on which this thread works now."""
@@ -83,9 +90,16 @@ class Device:
                 raise RuntimeError(f"the server runs passes on more than {STREAMS} streams")
             ticket = self._tickets[stream] = [len(self._tickets), 0]
         ticket[1] += 1
-        address = self._words + 8 * (DONE + ticket[0])
+        address = self._addresses + 8 * (DONE + ticket[0])
         _check("cuStreamWriteValue64", self._write(stream, address, ticket[1], 0))
         return ticket[0], ticket[1]
+
+    def wait_for(self, ticket: tuple[int, int], stream: int) -> None:
+        """What the stream does next waits until a ticket is noted, unless it is already."""
+        number, value = ticket
+        if self._words[DONE + number] < value:
+            address = self._addresses + 8 * (DONE + number)
+            _check("cuStreamWaitValue64", self._wait_value(stream, address, value, 0))
 
     def event(self) -> int:
         """A new event, which has come to pass."""

@@ -13,12 +13,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import torch
 
+from hsprobe.probes.sglang.gather import prepare
 from hsprobe.probes.sglang.labels import Form, Pass
-from hsprobe.probes.sglang.staging import Part
+from hsprobe.probes.sglang.shared import Tickets
+from hsprobe.probes.sglang.staging import Part, Stage
 from hsprobe.probes.sglang.tape import Tape
 
 if TYPE_CHECKING:
@@ -29,17 +30,19 @@ logger = logging.getLogger("hsprobe")
 
 MARK = "hsprobe"
 DESKS = 2
-SIDE_BYTES = 1 << 17
-"""Larger reads go over a stream of their own: the server's next kernels need not wait for the bus."""
+SIDE_BYTES = 1 << 19
+"""Larger reads go over a stream of their own: the server's next kernels need not wait for the bus. The calls
+for that take longer than a smaller read."""
+_BOOK = "_hsprobe_book"
 
 
 class Desk:
-    """A buffer that is being read, until its event has come to pass."""
+    """A buffer that is being read, until its tickets are noted."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self) -> None:
         self.memory: torch.Tensor | None = None
         self.address = 0
-        self.read = device.event()
+        self.tickets: Tickets = ()
 
 
 class Arena:
@@ -54,9 +57,10 @@ class Arena:
 
     def desk(self, size: int, device: Device, stream: int, grow: Callable[[int], bool]) -> Desk | None:
         """The buffer that was read longest ago, free for the stream; None where there is no room for it."""
-        desk = self._desks.pop(0) if len(self._desks) >= DESKS else Desk(device)
+        desk = self._desks.pop(0) if len(self._desks) >= DESKS else Desk()
         self._desks.append(desk)
-        device.wait(stream, desk.read)
+        for ticket in desk.tickets:
+            device.wait_for(ticket, stream)
         if desk.memory is None or desk.memory.numel() < size:
             wanted = 1 << (size - 1).bit_length()
             if not grow(wanted):
@@ -74,6 +78,14 @@ class Arena:
         return self.memory
 
 
+class Book:
+    """The tapes of a backend's graphs, and the buffer that they share."""
+
+    def __init__(self) -> None:
+        self.tapes: dict[Any, Tape] = {}
+        self.arena = Arena()
+
+
 class Graphs:
     """All graphs of this process that hold the probes' copies.
 
@@ -89,8 +101,6 @@ class Graphs:
         self._capturing = capturing or torch.cuda.is_current_stream_capturing
         self._recorder = recorder
         self._left = max_bytes
-        self._tapes: WeakKeyDictionary[Any, dict[Any, Tape]] = WeakKeyDictionary()
-        self._arenas: WeakKeyDictionary[Any, Arena] = WeakKeyDictionary()
         self._numbers = itertools.count()
         self._side: Any = None
         self._copied = 0
@@ -110,7 +120,7 @@ class Graphs:
 
         with self._recorder.suspended():
             result = original(backend, shape_key, plain, *args, **kwargs)
-            self._tapes.setdefault(backend, {})[shape_key] = tape
+            self.book(backend).tapes[shape_key] = tape
             self._recorder.guard(
                 "graphs", lambda: self._capture(tape, original, backend, shape_key, forward, args, kwargs)
             )
@@ -122,7 +132,7 @@ class Graphs:
         """The same graph again, with copies."""
         if not tape.wanted or not self._left:
             return
-        arena = self._arenas.setdefault(backend, Arena())
+        arena = self.book(backend).arena
         tape.lay_out(lambda size, device: arena.reserve(size, device, self._grow))
         if tape.left_out:
             self._recorder.remember_gap(
@@ -139,11 +149,24 @@ class Graphs:
             with self._recorder.taping(tape):
                 return forward()
 
+        prepare(tape.device)
         try:
             original(backend, tape.key, taped, *args, **kwargs)
+            if not tape.complete:
+                self._recorder.remember_gap(f"graphs of {shape_key.size} rows: a copy is missing in them")
+                tape.groups = []
         except Exception:
             tape.groups = []
             raise
+
+    @staticmethod
+    def book(backend: Any) -> Book:
+        """What is kept of a backend, with it."""
+        found = getattr(backend, _BOOK, None)
+        if found is None:
+            found = Book()
+            setattr(backend, _BOOK, found)
+        return found
 
     def _grow(self, size: int) -> bool:
         if size > self._left:
@@ -157,14 +180,14 @@ class Graphs:
         if current is None:
             return original(backend, shape_key, *args, **kwargs)
         self._recorder.replays(current, int(shape_key.size))
-        tape = self._tapes.get(backend, {}).get(shape_key)
+        book = self.book(backend)
+        tape = book.tapes.get(shape_key)
         if tape is None or not tape.groups:
             if tape is None or tape.wanted:
                 self._recorder.gap("graphs", "a CUDA graph without the probes' copies ran")
             return original(backend, shape_key, *args, **kwargs)
-        arena = self._arenas[backend]
         result = original(backend, tape.key, *args, **kwargs)
-        self._recorder.guard("graphs", lambda: self._read(tape, arena, current))
+        self._recorder.guard("graphs", lambda: self._read(tape, book.arena, current))
         return result
 
     def _read(self, tape: Tape, arena: Arena, current: Pass) -> None:
@@ -173,20 +196,20 @@ class Graphs:
             return
         if not tape.labelled and not current.emitted:
             self._recorder.emit(current)
-        parts = _in_use(tape, current.form)
+        parts = tape.parts if tape.form is current.form else _in_use(tape, current.form)
         device = stage.device if tape.on_gpu else None
-        stream = None if device is None else device.stream()
-        if device is not None and stream is not None and len(parts) == 1 and len(parts[0].spans) == 1:
-            (part,) = parts
-            if part.size > SIDE_BYTES:
-                desk = arena.desk(part.size, device, stream, self._grow)
-                if desk is not None and desk.memory is not None:
-                    parts, stream = [self._aside(part, desk, device, stream)], self._side.cuda_stream
-                    self._copy(tape, current, parts, stream)
-                    stage.flush()
-                    device.record(desk.read, stream)
-                    return
-        self._copy(tape, current, parts, stream)
+        if device is None:
+            self._copy(stage, tape, current, parts, None)
+            return
+        stream, part = device.stream(), parts[0]
+        if part.size > SIDE_BYTES and len(parts) == 1 and len(part.spans) == 1:
+            desk = arena.desk(part.size, device, stream, self._grow)
+            if desk is not None and desk.memory is not None:
+                beside = self._aside(part, desk, device, stream)
+                self._copy(stage, tape, current, [beside], self._side.cuda_stream)
+                desk.tickets = stage.flush()
+                return
+        self._copy(stage, tape, current, parts, stream)
 
     def _aside(self, part: Part, desk: Desk, device: Device, stream: int) -> Part:
         """Copy within the device, in microseconds; the way to the host is then beside the next pass."""
@@ -198,15 +221,13 @@ class Graphs:
         assert desk.memory is not None
         return Part(((desk.memory, desk.address, part.size),), part.size)
 
-    def _copy(self, tape: Tape, current: Pass, parts: list[Part], stream: int | None) -> None:
+    def _copy(self, stage: Stage, tape: Tape, current: Pass, parts: list[Part], stream: int | None) -> None:
         """Copy the rows in use and queue the record."""
-        recorder, stage = self._recorder, self._recorder.stage
-        assert stage is not None
         pieces = stage.read(parts, stream)
         if pieces is None:
-            recorder.no_room(current, sum(part.size for part in parts))
+            self._recorder.no_room(current, sum(part.size for part in parts))
         else:
-            recorder.emit_block(tape, current, pieces)
+            self._recorder.emit_block(tape, current, pieces)
 
 
 def _in_use(tape: Tape, form: Form) -> list[Part]:
@@ -214,18 +235,17 @@ def _in_use(tape: Tape, form: Form) -> list[Part]:
 
     The group with most rows has one for each row of the pass, another one for each request.
     """
-    if tape.form is not form:
-        parts = []
-        for number, group in enumerate(tape.groups):
-            rows = None if number == 0 else "last"
-            cuts = [
-                group.flat[first * group.row_size : last * group.row_size]
-                for first, last in form.runs_of(rows)
-                if first < last
-            ]
-            parts.append(Part.of(cuts))
-        tape.form, tape.parts = form, parts
-    return tape.parts
+    parts = []
+    for number, group in enumerate(tape.groups):
+        rows = None if number == 0 else "last"
+        cuts = [
+            group.flat[first * group.row_size : last * group.row_size]
+            for first, last in form.runs_of(rows)
+            if first < last
+        ]
+        parts.append(Part.of(cuts))
+    tape.form, tape.parts = form, parts
+    return parts
 
 
 def probed(shape_key: Any) -> Any:

@@ -8,6 +8,7 @@ import threading
 import time
 
 from hsprobe.probes.sglang.requests import Requests
+from hsprobe.probes.sglang.shared import RUNNING
 from hsprobe.probes.sglang.staging import Stage
 
 logger = logging.getLogger("hsprobe")
@@ -40,7 +41,10 @@ class Keeper:
             self._armed.set()
         else:
             self._armed.clear()
+            self._hand_over()
             self.write_missing()
+            # Of what runs on, nothing more is recorded.
+            self._stage.spooler.shared.words[RUNNING] = 0
 
     def write_missing(self) -> None:
         """Hand over the account of what was not recorded."""
@@ -49,6 +53,8 @@ class Keeper:
 
     def _run(self) -> None:
         self._attempt(self._stage.spooler.look_after)
+        if self._stage.device is not None:
+            self._attempt(self._stage.device.enter)
         seen, worked = -1, 0.0
         while True:
             self._armed.wait()
@@ -61,9 +67,16 @@ class Keeper:
     def _work(self) -> None:
         self._stage.spooler.look_after()
         if self._armed.is_set():
+            self._hand_over()
             self.write_missing()
             for header in self._requests.finished():
                 self._stage.spooler.put("finished", header)
+            self._stage.spooler.shared.words[RUNNING] = self._requests.running
+
+    def _hand_over(self) -> None:
+        """What the last passes left."""
+        with self._stage.lock:
+            self._stage.flush()
 
     def _attempt(self, act: object) -> None:
         try:

@@ -1,15 +1,16 @@
 """Holds the pass under way and takes what the sites hand over, without ever failing the server."""
 
-import logging
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from hsprobe.probes.sglang.graphs import Graphs
+from hsprobe.probes.sglang.guarding import Guarded
 from hsprobe.probes.sglang.keeping import Keeper
 from hsprobe.probes.sglang.labels import Labeller, Pass
 from hsprobe.probes.sglang.opening import Opened, open_rank
@@ -18,16 +19,16 @@ from hsprobe.probes.sglang.pressure import Pressure
 from hsprobe.probes.sglang.requests import Requests
 from hsprobe.probes.sglang.sampling import Runs
 from hsprobe.probes.sglang.settings import Settings
-from hsprobe.probes.sglang.shared import Piece
-from hsprobe.probes.sglang.staging import Stage
+from hsprobe.probes.sglang.shared import RUNNING, Piece
 from hsprobe.probes.sglang.tape import Tape
 from hsprobe.probes.sglang.telling import Teller
 from hsprobe.trace.schema import SPREAD_COLUMNS
 
-logger = logging.getLogger("hsprobe")
+LOOK_SECONDS = 0.01
+"""How long it may take to see that a capture has ended."""
 
 
-class Recorder:
+class Recorder(Guarded):
     """One a process. Records only while a file named ``armed`` lies in the spool folder.
 
     A process whose rank was not asked for opens no spool.
@@ -36,20 +37,16 @@ class Recorder:
         opening: opens the spool when the first step runs.
 
     Attributes:
-        stage: takes the copies; None before the first pass.
-        under_way: the pass being recorded, None between passes and where none is to be recorded.
         sampling: what the armed capture is to record.
     """
 
     def __init__(
         self, settings: Settings, opening: Callable[[Settings, Sequence[Any]], Opened] = open_rank
     ) -> None:
+        super().__init__()
         self.settings = settings
         self.sampling = settings.sampling
         self.runners: list[Any] = []
-        self.disarmed: dict[str, str] = {}
-        self.under_way: Pass | None = None
-        self.stage: Stage | None = None
         self.graphs = Graphs(self, settings.device_memory)
         self._opening = opening
         self._tape: Tape | None = None
@@ -64,50 +61,12 @@ class Recorder:
         self._requests = Requests()
         self._keeper: Keeper | None = None
         self._teller = Teller()
-        self._early_gaps: dict[str, None] = {}
         self._armed_path = ""
         self._armed = False
+        self._look_again = 0.0
+        self._holding = False
         self._recording = False
         self._left_out: str | None = None
-
-    # What became of things that went wrong
-
-    def guard(self, site: str, act: Callable[[], None]) -> None:
-        """Run a probe's code; a failure disarms the site, is logged once and recorded as a gap."""
-        if site in self.disarmed:
-            return
-        try:
-            act()
-        except NotRecordable as error:
-            self.gap(site, str(error))
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            self.disarmed[site] = reason
-            logger.exception("hsprobe disarmed its probe at %s; the server goes on", site)
-            self.gap(site, reason)
-
-    def gap(self, site: str | None, reason: str, depth: int | None = None) -> None:
-        """Record that something was not recorded, and why."""
-        if self.stage is not None:
-            number = self.under_way.number if self.under_way else None
-            header = {"pass": number, "site": site, "depth": depth, "reason": reason}
-            self.stage.spooler.put("gap", header)
-
-    def remember_gap(self, reason: str) -> None:
-        """A gap that was known before there was a spool, and that holds for every capture."""
-        self._early_gaps[reason] = None
-
-    def no_room(self, current: Pass, size: int) -> None:
-        """A pass, or what remains of it, is left out for want of room."""
-        if current.short or self.stage is None:
-            return
-        current.short = True
-        budget = self.settings.memory >> 20
-        if self.stage.ring.fits(size):
-            reason = f"the writer fell behind, and {budget} MiB of memory were full (HSPROBE_MEMORY)"
-        else:
-            reason = f"a copy of {size >> 20} MiB is more than the {budget} MiB of memory (HSPROBE_MEMORY)"
-        self.stage.ledger.add(reason, current.number)
 
     # The order of events
 
@@ -119,11 +78,15 @@ class Recorder:
             self._open()
         if self.stage is None or self._keeper is None:
             return
-        armed = os.access(self._armed_path, os.F_OK)
-        if armed != self._armed:
-            self._arm(armed)
-        self._recording = armed
-        if not armed:
+        now = time.monotonic()
+        # That a capture begins is seen at once; that it has ended, soon.
+        if not self._armed or now > self._look_again:
+            self._look_again = now + LOOK_SECONDS
+            armed = os.access(self._armed_path, os.F_OK)
+            if armed != self._armed:
+                self._arm(armed)
+        self._recording = self._armed
+        if not self._armed:
             return
         self._steps += 1
         self._keeper.steps += 1
@@ -132,6 +95,8 @@ class Recorder:
         prompts = self._requests.prompts(requests, self.sampling)
         for header in prompts:
             self.stage.spooler.put("request", header)
+        if prompts:
+            self.stage.spooler.shared.words[RUNNING] = self._requests.running
 
     def _reason_to_leave_out(self, requests: Sequence[Any]) -> str | None:
         assert self.stage is not None
@@ -168,8 +133,11 @@ class Recorder:
             return
         self._batch, self._sliced, self._padding = batch, False, 0
         self.under_way = self._labeller.read(self._count, self._nth[is_draft], runner, batch, self.sampling)
-        if self.under_way is not None and not with_ids:
-            self.under_way.ids = None
+        if self.under_way is not None:
+            if not with_ids:
+                self.under_way.ids = None
+            if not self._holding:
+                self._holding = self.stage.lock.acquire()
 
     def _in_graph(self, runner: Any, batch: Any) -> None:
         if self._tape is not None and runner.is_draft_worker and batch.forward_mode.name == "DECODE":
@@ -182,12 +150,15 @@ class Recorder:
         current, self.under_way, self._batch = self.under_way, None, None
         if current is not None:
             self.guard("pass", lambda: self._end(current))
+        if self._holding and self.stage is not None:
+            self._holding = False
+            self.stage.lock.release()
 
     def _end(self, current: Pass) -> None:
         if self.stage is not None:
             if not current.emitted and not current.short:
                 self.emit(current)
-            self.stage.flush()
+            self.stage.end_pass()
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
@@ -219,7 +190,17 @@ class Recorder:
     def labels(self, ids: torch.Tensor, positions: torch.Tensor) -> None:
         """The token ids and positions of the forward that is being captured into a graph."""
         if self._tape is not None:
-            self._tape.labels(ids, positions)
+            with self._tape.together():
+                self._tape.labels(ids, positions)
+
+    @property
+    def in_graph(self) -> bool:
+        """Whether a graph is being captured."""
+        return self._tape is not None
+
+    def together(self) -> AbstractContextManager[None]:
+        """What is taken in this context is there at the same time: a graph copies it with one kernel."""
+        return nullcontext() if self._tape is None else self._tape.together()
 
     def take(
         self,
@@ -385,7 +366,7 @@ class Recorder:
         keeper.watch(True)
         for site, reason in self.disarmed.items():
             self.gap(site, reason)
-        for reason in self._early_gaps:
+        for reason in self.early_gaps:
             self.gap("graphs", reason)
 
     def _open(self) -> None:

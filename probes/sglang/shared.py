@@ -23,8 +23,9 @@ _SKIP = (1 << 32) - 1
 _REASON = 1024
 
 # Numbers of 64 bits in the first page, those of one side in cache lines of their own.
-HEAD = 0
-"""Bytes of the journal that the server has published, since the beginning."""
+HEAD, RUNNING = 0, 1
+"""The server's: bytes of the journal that it has published since the beginning, and requests that have begun
+and not ended."""
 TAIL, RETURNED, REASON_SIZE, WRITER = 8, 9, 10, 11
 """The writer's: bytes of the journal that it is done with, the ring's mark up to there, how long the reason
 is for which it stopped writing (0: it has not), its process id (0: it is starting)."""
@@ -35,9 +36,10 @@ Piece = tuple[int, int]
 """Offset and size of bytes in the ring."""
 Record = tuple[str, Any, tuple[Piece, ...]]
 """Kind, header and bytes."""
-Entry = tuple[int, int, int, list[Record]]
-"""Records handed over together: the stream's number and its ticket, both 0 where no device is to be waited
-for; the ring's mark behind their bytes, or -1; the records."""
+Tickets = tuple[tuple[int, int], ...]
+"""Numbers of streams, and what each of them has to note before the bytes are in place."""
+Entry = tuple[Tickets, int, list[Record]]
+"""Records handed over together; the number in the middle is the ring's mark behind their bytes, or -1."""
 
 
 class Shared:
@@ -125,7 +127,7 @@ class Shared:
 
     def is_done(self, entry: Entry) -> bool:
         """Whether the bytes of its records are in place."""
-        return not entry[1] or self.words[DONE + entry[0]] >= entry[1]
+        return all(self.words[DONE + number] >= ticket for number, ticket in entry[0])
 
     def release(self, position: int, mark: int) -> None:
         """Give back the journal up to a position, and the ring up to a mark (-1: nothing of it)."""

@@ -61,8 +61,9 @@ class Spooler:
 
     def put(self, kind: str, header: dict[str, Any]) -> None:
         """Hand over one record without bytes; where there is no room now, later."""
-        if not self.submit((0, 0, -1, [(kind, header, ())])):
-            self._late.append((0, 0, -1, [(kind, header, ())]))
+        entry: Entry = ((), -1, [(kind, header, ())])
+        if not self.submit(entry):
+            self._late.append(entry)
 
     def submit(self, entry: Entry) -> bool:
         """Hand over records together; False without room. A spool that has stopped takes everything.

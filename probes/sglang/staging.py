@@ -5,6 +5,7 @@ Letters: n rows of a tensor, W its width.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +16,11 @@ from hsprobe.probes.sglang.device import Device
 from hsprobe.probes.sglang.pressure import Ledger, Pressure
 from hsprobe.probes.sglang.ring import Ring
 from hsprobe.probes.sglang.sampling import Runs
-from hsprobe.probes.sglang.shared import Piece, Record
+from hsprobe.probes.sglang.shared import Entry, Piece, Record, Tickets
 from hsprobe.probes.sglang.spooling import Spooler
 
+PASSES = 8
+"""As many passes are handed over at once: for the device to note that they are there takes a call, too."""
 HELD_SHARE = 8
 """Records are handed over, though their pass is not at its end, once they hold this part of the ring."""
 
@@ -52,6 +55,7 @@ class Stage:
     Attributes:
         ring: where copies go.
         ledger: what is missing.
+        lock: held while a pass is recorded, so that no other thread hands over one half of it.
     """
 
     def __init__(self, spooler: Spooler, pressure: Pressure, device: Device | None = None) -> None:
@@ -60,9 +64,11 @@ class Stage:
         self.pressure = pressure
         self.device = device
         self.ledger = Ledger()
+        self.lock = threading.Lock()
         self._records: list[Record] = []
-        self._stream: int | None = None
+        self._streams: list[int] = []
         self._since = 0
+        self._passes = 0
 
     def add(self, kind: str, header: Any, pieces: Sequence[Piece] = ()) -> None:
         """A record whose bytes were copied by this stage."""
@@ -111,24 +117,36 @@ class Stage:
                 offset += size
         return pieces
 
-    def flush(self) -> None:
-        """Hand what was collected to the writer, with a ticket where copies are still under way."""
+    def end_pass(self) -> None:
+        """A pass is at its end; several are handed over at once."""
+        self._passes += 1
+        if self._passes >= PASSES:
+            self.flush()
+
+    def flush(self) -> Tickets:
+        """Hand what was collected to the writer; returns its tickets where copies are still under way."""
+        self._passes = 0
         if not self._records and self.ring.mark == self._since:
-            return
-        number, ticket = 0, 0
-        if self._stream is not None and self.device is not None:
-            number, ticket = self.device.mark(self._stream)
+            return ()
+        tickets: Tickets = ()
+        if self._streams and self.device is not None:
+            tickets = tuple(self.device.mark(stream) for stream in self._streams)
         records, self._records = self._records, []
-        self._stream, self._since = None, self.ring.mark
-        entry = (number, ticket, self._since, records)
+        self._streams, self._since = [], self.ring.mark
+        entry: Entry = (tickets, self._since, records)
         if self.spooler.submit(entry):
-            return
+            return tickets
 
         def again() -> int | None:
             return 0 if self.spooler.submit(entry) else None
 
         if self.pressure.wait(again, self._goes_on) is None:
             self._lost(records)
+        return tickets
+
+    def _work_on(self, stream: int) -> None:
+        if stream not in self._streams:
+            self._streams.append(stream)
 
     def _goes_on(self) -> bool:
         return self.spooler.stopped is None
@@ -136,11 +154,6 @@ class Stage:
     def _lost(self, records: Sequence[Record]) -> None:
         for number in sorted({_pass_of(*record[:2]) for record in records} - {None}):
             self.ledger.add("the writer fell behind, and too many records waited for it", number)
-
-    def _work_on(self, stream: int) -> None:
-        if self._stream is not None and self._stream != stream:
-            self.flush()
-        self._stream = stream
 
     def _room(self, size: int) -> int | None:
         offset = self.ring.reserve(size)

@@ -9,12 +9,14 @@ Letters: R rows of the graph (padding included), n of them in use, W width of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from hsprobe.probes.sglang.gather import Copy, gather
 from hsprobe.probes.sglang.labels import Form
 from hsprobe.probes.sglang.staging import Part
 
@@ -108,6 +110,8 @@ class Tape:
     _views: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict)
     _step: int = -1
     _recording: bool = False
+    _held: list[Copy] | None = None
+    _done: set[tuple[int, str]] = field(default_factory=set)
 
     @property
     def on_gpu(self) -> bool:
@@ -122,6 +126,7 @@ class Tape:
         """The graph's code is about to run: to warm up, or to be captured."""
         self._recording = recording
         self._step = -1
+        self._done.clear()
         if not recording:
             self._columns.clear()
 
@@ -149,11 +154,41 @@ class Tape:
         view = self._views.get(key)
         if view is None:
             return
-        first = 0
+        first, copies = 0, []
         for part in parts:
             size = part.shape[1] * part.element_size()
-            _copy(view[:, first : first + size], part.detach())
+            copies.append((view[:, first : first + size], part.detach()))
             first += size
+        if self._held is None:
+            gather(copies)
+        else:
+            self._held += copies
+        self._done.add(key)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is put in this context is copied at its end, at once; nothing in it changes a tensor."""
+        if self._held is not None:
+            yield
+            return
+        self._held = []
+        try:
+            yield
+            by_rows: dict[int, list[Copy]] = {}
+            for copy in self._held:
+                by_rows.setdefault(copy[0].shape[0], []).append(copy)
+            for copies in by_rows.values():
+                gather(copies)
+        except BaseException:
+            self._done.clear()
+            raise
+        finally:
+            self._held = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that is read of the graph was copied in it."""
+        return self._done == self._views.keys()
 
     def labels(self, ids_R: torch.Tensor, positions_R: torch.Tensor) -> None:
         """Copy what each row of the pass is."""
@@ -229,12 +264,3 @@ def _arrange(columns: Sequence[Column]) -> int:
 
 def _size(columns: Iterable[Column]) -> int:
     return sum(rows * _arrange(members) for rows, members in _by_rows(columns))
-
-
-def _copy(target_RS: torch.Tensor, source_RW: torch.Tensor) -> None:
-    """Copy bits; eight bytes at a time where they lie so."""
-    wide = source_RW.is_contiguous() and target_RS.shape[1] % 8 == 0 and source_RW.data_ptr() % 8 == 0
-    if wide and source_RW.storage_offset() * source_RW.element_size() % 8 == 0:
-        target_RS.view(torch.int64).copy_(source_RW.view(torch.int64))
-    else:
-        target_RS.view(source_RW.dtype).copy_(source_RW)

@@ -7,20 +7,34 @@ has died it writes what is complete and ends by itself. Standard library only.
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import sys
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hsprobe.errors import HsprobeError
-from hsprobe.probes.sglang.shared import REASON_SIZE, RETURNED, WRITER, Entry, Life, Piece, Record, Shared
-from hsprobe.trace.spool import SpoolWriter
+from hsprobe.probes.sglang.shared import (
+    REASON_SIZE,
+    RETURNED,
+    RUNNING,
+    WRITER,
+    Entry,
+    Life,
+    Piece,
+    Record,
+    Shared,
+)
+from hsprobe.trace.spool import SpoolWriter, frame_of
 
 ALIGNMENT = 64
 """Of bytes in the ring."""
 IDLE_SECONDS = 0.15
+STUCK_SECONDS = 5.0
+"""A server is at rest when nothing came for so long: without requests, and with such as do not go on."""
 TICK_SECONDS = 0.01
 REST_SECONDS = 0.1
 """How often the writer looks for work: while there is some, and when there was none for a second."""
@@ -58,8 +72,13 @@ class Blocks:
         return place
 
 
+Frames = list[list[memoryview]]
+
+
 class Writer:
     """Writes what a server publishes, in order. A failing disk, or `max_bytes`, ends the writing.
+
+    Checksums are made while another thread writes what was ready before.
 
     Args:
         max_bytes: size of payloads at which it ends.
@@ -75,6 +94,10 @@ class Writer:
         self._written = 0
         self._blocks = Blocks()
         self._forms: dict[int, dict[str, Any]] = {}
+        self._frames: Frames = []
+        self._full: str | None = None
+        self._queue: queue.Queue[tuple[Frames, int, int, str | None]] = queue.Queue(2)
+        threading.Thread(target=self._write_frames, daemon=True).start()
 
     def run(self) -> None:
         """Write until the server has ended."""
@@ -87,16 +110,18 @@ class Writer:
                 if wrote == MORE or self._much():
                     continue
             elif dead:
+                self.settle()
                 return
             quiet = time.monotonic() - since
-            if not told_idle and quiet > IDLE_SECONDS and self._shared.at_rest:
-                self._attempt([("idle", {}, ())])
+            rest = STUCK_SECONDS if self._shared.words[RUNNING] else IDLE_SECONDS
+            if not told_idle and quiet > rest and self._shared.at_rest:
+                self._queue.put((self._prepared([("idle", {}, ())]), self._position, -1, None))
                 told_idle = True
             time.sleep(TICK_SECONDS if quiet < 1 else REST_SECONDS)
 
     def _much(self) -> bool:
         found = self._shared.read(self._position)
-        used = found[0][2] - self._shared.words[RETURNED] if found else 0
+        used = found[0][1] - self._shared.words[RETURNED] if found else 0
         return used * MUCH_SHARE > self._shared.capacity
 
     def write_batch(self, dead: bool) -> int:
@@ -113,27 +138,47 @@ class Writer:
             entry, after = found
             if self._shared.is_done(entry):
                 entries.append(entry)
-                size += sum(piece[1] for record in entry[3] for piece in record[2])
+                size += sum(piece[1] for record in entry[2] for piece in record[2])
             elif not dead:
                 break
-            position, mark = after, max(mark, entry[2])
+            position, mark = after, max(mark, entry[1])
         if position == self._position:
             return NONE
-        self._attempt([record for entry in entries for record in entry[3]])
+        frames = self._prepared([record for entry in entries for record in entry[2]])
+        self._queue.put((frames, position, mark, self._full))
         self._position = position
-        self._shared.release(position, mark)
         return MORE if len(entries) == BATCH_ENTRIES or size >= BATCH_BYTES else SOME
 
-    def _attempt(self, records: list[Record]) -> None:
-        if self._shared.words[REASON_SIZE]:
-            return
-        try:
-            for record in records:
-                self._add(*record)
-            self._end_blocks()
-            self._spool.flush()
-        except Exception as error:
-            self._shared.stop(f"writing the spool failed: {error}")
+    def settle(self) -> None:
+        """Wait until all that was taken is written."""
+        self._queue.join()
+
+    def _prepared(self, records: list[Record]) -> Frames:
+        self._frames = []
+        if not self._shared.words[REASON_SIZE]:
+            try:
+                for record in records:
+                    self._add(*record)
+                self._end_blocks()
+            except Exception as error:
+                self._shared.stop(f"a record was not understood: {type(error).__name__}: {error}")
+        return self._frames
+
+    def _write_frames(self) -> None:
+        """In a thread of its own: writing takes as long as making checksums."""
+        while True:
+            frames, position, mark, full = self._queue.get()
+            if not self._shared.words[REASON_SIZE]:
+                try:
+                    for frame in frames:
+                        self._spool.append_frame(frame)
+                    self._spool.flush()
+                except Exception as error:
+                    self._shared.stop(f"writing the spool failed: {error}")
+                if full is not None and not self._shared.words[REASON_SIZE]:
+                    self._shared.stop(full)
+            self._shared.release(position, mark)
+            self._queue.task_done()
 
     def _add(self, kind: str, header: Any, pieces: tuple[Piece, ...]) -> None:
         if kind == "form":
@@ -159,16 +204,17 @@ class Writer:
         return self._shared.ring[offset : offset + size]
 
     def _write(self, kind: str, header: dict[str, Any], payload: list[memoryview]) -> None:
-        if self._shared.words[REASON_SIZE]:
+        if self._full is not None:
             return
         self._written += sum(len(part) for part in payload)
         if self._written > self._max_bytes:
-            reason = f"the spool reached its limit of {self._max_bytes} bytes (HSPROBE_MAX_BYTES)"
-            self._spool.append("gap", {"pass": header.get("pass"), "site": None, "reason": reason})
-            self._spool.flush()
-            self._shared.stop(reason)
-        else:
-            self._spool.append(kind, header, payload)
+            self._full = f"the spool reached its limit of {self._max_bytes} bytes (HSPROBE_MAX_BYTES)"
+            kind, header, payload = (
+                "gap",
+                {"pass": header.get("pass"), "site": None, "reason": self._full},
+                [],
+            )
+        self._frames.append(frame_of(kind, header, payload))
 
 
 def write(descriptor: int, journal: int, capacity: int, max_bytes: int, server: int, path: Path) -> int:
@@ -186,9 +232,9 @@ def write(descriptor: int, journal: int, capacity: int, max_bytes: int, server: 
     except (HsprobeError, OSError) as error:
         shared.stop(f"the spool cannot be written: {error}")
         return 1
-    with spool:
-        Writer(shared, spool, max_bytes, life).run()
-    return 0
+    Writer(shared, spool, max_bytes, life).run()
+    # The spool is not closed before: who waits for its end also waits for this process's.
+    os._exit(0)
 
 
 def note(path: Path, reason: str) -> int:

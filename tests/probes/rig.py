@@ -74,6 +74,7 @@ class Rig:
         self.recorder.graphs = self.graphs
         self.backend = Backend()
         self.rows, self.per_request = rows, per_request
+        self.ended = True
         self.hidden_RW = torch.zeros(rows, W, dtype=torch.bfloat16)
         self.ids_R = torch.zeros(rows, dtype=torch.int32)
         self.positions_R = torch.zeros(rows, dtype=torch.int64)
@@ -116,7 +117,8 @@ class Rig:
 
     def step(self, rids: list[str], rows: int, mode: str, forward: Callable[[], None]) -> None:
         """One step of the scheduler, of a batch of these requests."""
-        requests = [SimpleNamespace(rid=rid, origin_input_ids=[1, 2], finished=lambda: False) for rid in rids]
+        one = {"origin_input_ids": [1, 2], "output_ids": [3], "finished": lambda: self.ended}
+        requests = [SimpleNamespace(rid=rid, **one) for rid in rids]
         batch = SimpleNamespace(
             forward_mode=SimpleNamespace(name=mode),
             rids=rids,

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from rig import Rig, bits, tensors
 
 from hsprobe.probes.sglang.pressure import RANGES_NAMED, Ledger, Pressure
+from hsprobe.probes.sglang.recorder import LOOK_SECONDS
 from hsprobe.probes.sglang.ring import Ring
 from hsprobe.probes.sglang.sampling import Sampling, from_environment
 from hsprobe.probes.sglang.shared import RETURNED, Shared
@@ -133,6 +135,7 @@ class TestDrop:
         for seed in range(30):
             rig.run(["a", "b"], seed=seed)
         (tmp_path / ARMED).unlink()
+        time.sleep(2 * LOOK_SECONDS)
         rig.run(["a"])
         go.set()
         assert sum(gone["passes"] for gone in missing(rig.records())) > 0

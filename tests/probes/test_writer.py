@@ -12,7 +12,7 @@ import torch
 from rig import Rig, bits, tensors
 
 from hsprobe.probes.sglang.shared import DONE, Life, Shared
-from hsprobe.probes.sglang.writer import Writer
+from hsprobe.probes.sglang.writer import IDLE_SECONDS, Writer
 from hsprobe.trace.blocks import Expander
 from hsprobe.trace.spool import SpoolReader, SpoolWriter
 
@@ -30,6 +30,7 @@ for seed in range(1, 300):
     rig.run(["a", "b"], seed=seed)
     if seed == 150:
         os.kill(rig.writer(), signal.SIGSTOP)
+rig.recorder.stage.flush()
 print("done", flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -109,21 +110,23 @@ def pair(tmp_path):
 def test_bytes_that_the_device_has_not_copied_yet_are_waited_for(pair):
     shared, writer, path = pair
     shared.ring[:4] = b"late"
-    shared.append((3, 1, 64, [("tensor", {"pass": 1}, ((0, 4),))]))
-    shared.append((0, 0, -1, [("gap", {"pass": 2}, ())]))
+    shared.append((((3, 1),), 64, [("tensor", {"pass": 1}, ((0, 4),))]))
+    shared.append(((), -1, [("gap", {"pass": 2}, ())]))
     assert not writer.write_batch(dead=False)
     assert not list(SpoolReader(path))
     shared.words[DONE + 3] = 1
     assert writer.write_batch(dead=False)
+    writer.settle()
     assert [(r.kind, bytes(r.payload)) for r in SpoolReader(path)] == [("tensor", b"late"), ("gap", b"")]
     assert shared.at_rest
 
 
 def test_copies_that_a_dead_server_had_not_finished_are_passed_over(pair):
     shared, writer, path = pair
-    shared.append((0, 7, 64, [("tensor", {"pass": 1}, ((0, 4),))]))
-    shared.append((0, 0, 64, [("gap", {"pass": 2}, ())]))
+    shared.append((((1, 0), (0, 7)), 64, [("tensor", {"pass": 1}, ((0, 4),))]))
+    shared.append(((), 64, [("gap", {"pass": 2}, ())]))
     assert writer.write_batch(dead=True)
+    writer.settle()
     assert [r.header["pass"] for r in SpoolReader(path)] == [2]
 
 
@@ -131,17 +134,33 @@ def test_a_journal_holds_entries_of_any_size_in_order_and_says_when_it_is_full()
     shared = Shared.create(1 << 10, 64)
     position, said, heard = 0, [], []
     for number in range(2000):
-        entry = (0, 0, number, [("gap", {"reason": "x" * (number * 37 % 400)}, ())])
+        entry = ((), number, [("gap", {"reason": "x" * (number * 37 % 400)}, ())])
         while not shared.append(entry):
             found = shared.read(position)
             assert found is not None
             position = found[1]
             heard.append(found[0])
-            shared.release(position, found[0][2])
+            shared.release(position, found[0][1])
         said.append(entry)
     while (found := shared.read(position)) is not None:
         heard.append(found[0])
         position = found[1]
     assert heard == said
     with pytest.raises(ValueError, match="more than can be handed over"):
-        shared.append((0, 0, 0, [("gap", {"reason": "x" * 1000}, ())]))
+        shared.append(((), 0, [("gap", {"reason": "x" * 1000}, ())]))
+
+
+def test_a_spool_is_not_at_rest_while_a_request_runs(tmp_path):
+    rig = Rig(tmp_path, 4)
+    rig.capture()
+    rig.arm()
+    rig.run(["a"])
+    rig.records()
+    written = (tmp_path / "rank-0.spool").stat().st_size
+    rig.ended = False
+    rig.run(["b"])
+    until(lambda: (tmp_path / "rank-0.spool").stat().st_size > written)
+    time.sleep(3 * IDLE_SECONDS)
+    assert list(SpoolReader(tmp_path / "rank-0.spool"))[-1].kind == "blocks"
+    rig.ended = True
+    assert [r.header["rid"] for r in rig.records() if r.kind == "finished"] == ["a", "b"]
