@@ -3,7 +3,7 @@
     python benchmarks/gpu/speed.py small --out results      # 16 x 1024
     python benchmarks/gpu/speed.py large --out results      # 32 x 4096
 
-Servers wait side by side on one GPU, and one at a time is given requests, in turns whose order rotates:
+Servers wait side by side on one GPU, and one at a time is given requests, in turns whose order is random:
 each round gives one figure for each configuration, all within seconds of each other. Two equal servers may
 differ by more than hsprobe costs, so a configuration is compared with the same server in the same round
 with hsprobe taken out of it (``plant/unhook.py``): SGLang's methods and graphs are then its own. The tables

@@ -36,12 +36,9 @@ def gather(copies: Sequence[Copy]) -> None:
 
 
 def _lies_in_words(target: torch.Tensor, source: torch.Tensor) -> bool:
-    row = source.stride(0) * source.element_size()
-    return (
-        source.stride(1) == 1
-        and row % _WORD == target.shape[1] % _WORD == source.data_ptr() % _WORD == 0
-        and (source.storage_offset() * source.element_size()) % _WORD == 0
-    )
+    size = source.element_size()
+    numbers = (source.stride(0) * size, target.shape[1], source.data_ptr(), source.storage_offset() * size)
+    return source.stride(1) == 1 and not any(int(number) % _WORD for number in numbers)
 
 
 def _launch(copies: Sequence[Copy]) -> None:

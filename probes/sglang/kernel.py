@@ -1,5 +1,7 @@
 """The kernel of `gather`, in Triton: words of eight bytes of eight tensors, into columns of one buffer."""
 
+# mypy: disable-error-code="import-untyped,untyped-decorator,no-untyped-def"
+
 import triton
 import triton.language as tl
 
