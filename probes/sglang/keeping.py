@@ -75,8 +75,12 @@ class Keeper:
 
     def _hand_over(self) -> None:
         """What the last passes left."""
-        with self._stage.lock:
-            self._stage.flush()
+        # Never for long: the server's own thread comes here, too.
+        if self._stage.lock.acquire(timeout=BUSY_SECONDS):
+            try:
+                self._stage.flush()
+            finally:
+                self._stage.lock.release()
 
     def _attempt(self, act: object) -> None:
         try:

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ class Spooler:
         self._late: deque[Entry] = deque(maxlen=MOST_LATE)
         self._life: Life | None = None
         self._told = False
+        self._began = time.monotonic()
         numbers = (self.shared.descriptor, JOURNAL_BYTES, capacity, max_bytes, os.getpid())
         self._starting: subprocess.Popen[bytes] | None = _start(
             ["write", *map(str, numbers), str(path)], (self.shared.descriptor,)
@@ -92,6 +94,8 @@ class Spooler:
                 self.writer_died = f"the process that writes the spool did not start (exit code {code})"
         if self._life is None and self.shared.words[WRITER]:
             self._life = Life(self.shared.words[WRITER])
+        if self._life is None and time.monotonic() - self._began > START_SECONDS:
+            self.writer_died = f"the process that writes the spool did not start within {START_SECONDS} s"
         if self.writer_died is None and self.shared.stopped is None and self._life and self._life.ended:
             self.writer_died = "the process that writes the spool has ended; what it had not written is lost"
             _start(["note", str(self.path), self.writer_died]).wait(START_SECONDS)
