@@ -13,6 +13,7 @@ import sys
 import time
 import zlib
 from collections import defaultdict
+from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -45,14 +46,15 @@ class Silent:
         """The trace is being written."""
 
 
-def kinds(plant_path: str) -> list[Kind]:
+def kinds(halves: list[str]) -> list[Kind]:
     fault = (("GRAPH_IDS_SHIFT", "1"),)
     found = []
-    for mark in ("none", "eagle"):
+    for mark in halves:
         found.append(Kind(f"{mark}-graphs", SITES))
         found.append(Kind(f"{mark}-eager", SITES, EAGER))
     # Prefill runs eagerly here, and so obeys the configuration.
-    found.append(Kind("eagle-fault", "layer,aux,draft.input", ("--disable-prefill-cuda-graph",), fault))
+    if "eagle" in halves:
+        found.append(Kind("eagle-fault", "layer,aux,draft.input", ("--disable-prefill-cuda-graph",), fault))
     return found
 
 
@@ -145,7 +147,7 @@ def phase_of(key) -> str:
     return f"{'draft ' if key[0] else ''}{Phase(key[1]).name.lower()}"
 
 
-def main() -> int:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -154,11 +156,73 @@ def main() -> int:
     parser.add_argument("--models", type=Path)
     parser.add_argument("--work", type=Path)
     parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--speculation", default="none,eagle")
+    parser.add_argument("--wait-for", type=Path, help="do not capture before this file is there")
     parser.add_argument("--probed-path")
     parser.add_argument("--start-seconds", type=float, default=300)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--server-arguments")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+@dataclass
+class Captured:
+    """Traces and answers of all captures, by the name of the server and how many requests ran at once."""
+
+    traces: dict[str, Path] = field(default_factory=dict)
+    answers: dict[str, list] = field(default_factory=dict)
+
+
+def capture_all(servers, work: Path, new_tokens: int) -> Captured:
+    """Two captures from each server; says what ran, and what a second reading found."""
+    asked, captured = work / "prompts.jsonl", Captured()
+    lengths = [9, 17, 33, 64, 5, 40]
+    lines = [{"input_ids": prompts(1, length, seed)[0]} for seed, length in enumerate(lengths)]
+    asked.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for name, server in servers.items():
+        for concurrency in (1, 3):
+            key = f"{name}-{concurrency}"
+            try:
+                outcome = capture(server, work / f"{key}.h5", asked, new_tokens, concurrency)
+                captured.traces[key] = work / f"{key}.h5"
+                captured.answers[key] = [a.output_ids for a in sorted(outcome.answers, key=_rid)]
+                describe(key, outcome, captured.traces[key])
+            except Exception as error:
+                say(f"!! {key}: {type(error).__name__}: {error}")
+        for spool in server.spool_files():
+            say("  second reading equal: {} of {} pieces".format(*second_reading(spool)))
+    return captured
+
+
+def describe(key: str, outcome, path: Path) -> None:
+    """What ran, eagerly and from graphs."""
+    found, launched, gaps = rows(path)
+    ran = ", ".join(f"{phase_of(k)} {e} eager {g} graph" for k, (e, g) in sorted(launched.items()))
+    say(
+        f"{key}: {outcome.summary.passes} passes ({ran}); accept {outcome.accept_length}; "
+        f"{len(found)} tensors; gaps: {gaps}"
+    )
+
+
+def against_eager(captured: Captured) -> None:
+    """What graphs recorded against what the eager server did."""
+    for mark in ("none", "eagle"):
+        for concurrency in (1, 3):
+            left, right = f"{mark}-graphs-{concurrency}", f"{mark}-eager-{concurrency}"
+            if left not in captured.traces or right not in captured.traces:
+                continue
+            say(f"{left} against {right}: same answers {captured.answers[left] == captured.answers[right]}")
+            totals = defaultdict(lambda: [0, 0])
+            both = rows(captured.traces[left])[0], rows(captured.traces[right])[0]
+            for name, key, common, equal in compare(*both):
+                totals[name.split("/")[0], key][0] += equal
+                totals[name.split("/")[0], key][1] += common
+            for (name, key), (equal, common) in sorted(totals.items()):
+                say(f"  {name} in {phase_of(key)}: {equal} of {common} rows equal to the bit")
+
+
+def main() -> int:
+    args = parse()
     extra = GPU_ARGUMENTS if args.server_arguments is None else json.loads(args.server_arguments)
     work = args.work or args.out / "work"
     work.mkdir(parents=True, exist_ok=True)
@@ -167,57 +231,20 @@ def main() -> int:
     base = arguments(target, draft, models.SHAPES[args.model], extra)
     began = time.monotonic()
     path = None if args.probed_path is None else f"{PLANT}:{args.probed_path}"
-    servers = start_all(kinds(PLANT), work, base, None, path, args.start_seconds)
+    servers = start_all(kinds(args.speculation.split(",")), work, base, None, path, args.start_seconds)
     say(f"{sorted(servers)} after {time.monotonic() - began:.0f} s")
-    asked = work / "prompts.jsonl"
-    lengths = [9, 17, 33, 64, 5, 40]
-    lines = [{"input_ids": prompts(1, length, seed)[0]} for seed, length in enumerate(lengths)]
-    asked.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    traces, answers = {}, {}
     try:
-        for name, server in servers.items():
-            for concurrency in (1, 3):
-                key = f"{name}-{concurrency}"
-                try:
-                    out = work / f"{key}.h5"
-                    outcome = capture(server, out, asked, args.tokens, concurrency)
-                    traces[key], answers[key] = out, [a.output_ids for a in sorted(outcome.answers, key=_rid)]
-                    found, launched, gaps = rows(out)
-                    ran = ", ".join(
-                        f"{phase_of(k)} {e} eager {g} graph" for k, (e, g) in sorted(launched.items())
-                    )
-                    say(
-                        f"{key}: {outcome.summary.passes} passes ({ran}); accept {outcome.accept_length}; "
-                        f"{len(found)} tensors; gaps: {gaps}"
-                    )
-                except Exception as error:
-                    say(f"!! {key}: {type(error).__name__}: {error}")
-            for spool in server.spool_files():
-                say("  second reading equal: {} of {} pieces".format(*second_reading(spool)))
-        for mark in ("none", "eagle"):
-            for concurrency in (1, 3):
-                left, right = f"{mark}-graphs-{concurrency}", f"{mark}-eager-{concurrency}"
-                if left in traces and right in traces:
-                    say(f"{left} against {right}: same answers {answers[left] == answers[right]}")
-                    totals = defaultdict(lambda: [0, 0])
-                    for name, key, common, equal in compare(rows(traces[left])[0], rows(traces[right])[0]):
-                        totals[name.split("/")[0], key][0] += equal
-                        totals[name.split("/")[0], key][1] += common
-                        if equal < common and common and name in ("layer/001", "aux", "layer/016"):
-                            say(f"    {name} {phase_of(key)}: {equal} of {common} equal")
-                    for (name, key), (equal, common) in sorted(totals.items()):
-                        say(f"  {name} in {phase_of(key)}: {equal} of {common} rows equal to the bit")
+        while args.wait_for and not args.wait_for.exists():
+            time.sleep(0.5)
+        captured = capture_all(servers, work, args.tokens)
+        against_eager(captured)
         for key in ("eagle-graphs-1", "eagle-graphs-3"):
-            if key in traces:
-                say(
-                    "{}: draft.input equals aux to the bit in {} of {} rows".format(
-                        key, *handover(traces[key])
-                    )
-                )
-        if "eagle-fault-3" in traces:
-            fault(target, traces["eagle-fault-3"], models.SHAPES[args.model].ids, args, work)
-        if "eagle-graphs-3" in traces:
-            fault(target, traces["eagle-graphs-3"], models.SHAPES[args.model].ids, args, work)
+            if key in captured.traces:
+                counts = handover(captured.traces[key])
+                say("{}: draft.input equals aux to the bit in {} of {} rows".format(key, *counts))
+        for key in ("eagle-fault-3", "eagle-graphs-3"):
+            if key in captured.traces:
+                fault(target, captured.traces[key], models.SHAPES[args.model].ids, args, work)
     finally:
         for server in servers.values():
             server.stop()

@@ -161,6 +161,19 @@ class Server:
     def disarm(self) -> None:
         (self.spools / ARMED).unlink(missing_ok=True)
 
+    def unhook(self, out: bool, seconds: float = 10.0) -> None:
+        """Take hsprobe out of the server's methods, or put it in again (see ``plant/unhook.py``)."""
+        flag, done = self.spools / "unhooked", self.spools / "unhooked-now"
+        if out:
+            flag.touch()
+        else:
+            flag.unlink(missing_ok=True)
+        deadline = time.monotonic() + seconds
+        while done.exists() != out:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{self.kind.name}: hsprobe could not be taken out; see {self.log}")
+            time.sleep(0.01)
+
     def spool_files(self) -> list[Path]:
         """One of each rank."""
         return sorted(self.spools.glob("*.spool"))
@@ -200,15 +213,30 @@ class Server:
                 libc.fallocate(descriptor, keep_size_and_punch, ctypes.c_long(0), length)
                 os.close(descriptor)
 
+    def processes(self) -> list[Path]:
+        """All processes of the server, as folders of /proc; what writes its spools is none of them."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if os.getpgid(int(folder.name)) == self.process.pid:
+                    found.append(folder)
+        return found
+
+    def pin(self, cores: set[int]) -> None:
+        """Let the server's threads run on these cores only."""
+        for folder in self.processes():
+            for thread in folder.glob("task/*"):
+                with contextlib.suppress(OSError):
+                    os.sched_setaffinity(int(thread.name), cores)
+
     def memory(self) -> int:
         """Resident bytes of the largest process of the server: its scheduler."""
         largest = 0
-        for status in Path("/proc").glob("[0-9]*/status"):
+        for folder in self.processes():
             with contextlib.suppress(OSError, StopIteration):
-                if os.getpgid(int(status.parent.name)) == self.process.pid:
-                    lines = status.read_text().splitlines()
-                    line = next(line for line in lines if line.startswith("VmRSS"))
-                    largest = max(largest, int(line.split()[1]) << 10)
+                lines = (folder / "status").read_text().splitlines()
+                line = next(line for line in lines if line.startswith("VmRSS"))
+                largest = max(largest, int(line.split()[1]) << 10)
         return largest
 
 

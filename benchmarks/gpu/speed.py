@@ -3,42 +3,45 @@
     python benchmarks/gpu/speed.py small --out results      # 16 x 1024
     python benchmarks/gpu/speed.py large --out results      # 32 x 4096
 
-All servers of a table run at the same time on one GPU, and one at a time is given requests, in turns whose
-order rotates: each round gives one figure for each configuration, all within seconds of each other. A round
-is compared with the server without hsprobe in the same round; the table shows the median over rounds. A
-second server without hsprobe shows how far two equal servers are apart. A server that is not given requests
-sleeps (``--sleep-on-idle``), since idle schedulers would otherwise take the cores of the one that works.
+Servers wait side by side on one GPU, and one at a time is given requests, in turns whose order is random:
+each round gives one figure for each configuration, all within seconds of each other. Two equal servers may
+differ by more than hsprobe costs, so a configuration is compared with the same server in the same round
+with hsprobe taken out of it (``plant/unhook.py``): SGLang's methods and graphs are then its own. The tables
+show the median over rounds. A server without hsprobe is measured beside them, or two of them, which shows
+how far equal servers are apart. One that is not given requests sleeps (``--sleep-on-idle``), and with
+``--cores`` all servers share the same cores; what asks them runs on others.
 """
 
 import argparse
 import json
+import os
+import random
 import statistics
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 import models
 from servers import Kind, Server, prompts, start_all
 
+from hsprobe.probes.sglang.settings import parse_numbers
+
 EVERY_DEPTH = "layer,aux,draft.input"
 HANDED = "aux,draft.input"
 DUMP = "sglang-dump"
-CONFIGURATIONS = (
-    "without hsprobe",
-    "another without hsprobe",
-    "installed, not armed",
-    "aux + draft.input",
-    "every depth",
-)
+PLAIN, CONTROL = "without hsprobe", "another without hsprobe"
+OUT, RESTING, ARMED = "taken out", "not armed", "armed"
+PROBED = {"handed": "aux + draft.input", "depths": "every depth"}
+PLANT = Path(__file__).parent / "plant"
 
 
-def kinds(spec: bool, control: bool) -> list[Kind]:
-    """The servers of one half of a table."""
+def kinds(spec: bool, plain: int) -> list[Kind]:
+    """The servers of one half of a table; `plain`: how many without hsprobe."""
     mark = "eagle" if spec else "none"
     return [
-        Kind(f"{mark}-plain"),
-        *([Kind(f"{mark}-control")] if control else []),
+        *[Kind(f"{mark}-{name}") for name in ("plain", "control")[:plain]],
         Kind(f"{mark}-handed", HANDED),
         Kind(f"{mark}-depths", EVERY_DEPTH),
     ]
@@ -90,43 +93,78 @@ GPU_ARGUMENTS = [
 ]
 
 
+@dataclass(frozen=True)
+class Turn:
+    """One configuration of a server. `base`: the row it is compared with."""
+
+    name: str
+    server: Server
+    state: str
+    base: str
+
+
+def turns_of(servers: dict[str, Server], mark: str) -> list[Turn]:
+    """The rows of one half of a table."""
+    turns = []
+    for kind, name in (("plain", PLAIN), ("control", CONTROL)):
+        if f"{mark}-{kind}" in servers:
+            turns.append(Turn(name, servers[f"{mark}-{kind}"], RESTING, PLAIN))
+    for kind, name in PROBED.items():
+        if f"{mark}-{kind}" in servers:
+            server, base = servers[f"{mark}-{kind}"], f"{name}: {OUT}"
+            turns += [Turn(f"{name}: {state}", server, state, base) for state in (OUT, RESTING, ARMED)]
+    return turns
+
+
+def take_turn(turn: Turn, asked: list[list[int]], new_tokens: int, tag: str, row: dict) -> list[list[int]]:
+    """Send the requests once; the figures go to the row. Returns the answers."""
+    server = turn.server
+    if turn.state == OUT:
+        server.unhook(True)
+    if turn.state == ARMED:
+        server.arm()
+    ran = server.run(asked, new_tokens, tag)
+    if turn.state == OUT:
+        server.unhook(False)
+    if turn.state == ARMED:
+        tally = server.settle()
+        server.disarm()
+        server.free_disk()
+        for key, value in tally.items():
+            row[key] += value
+    row["speed"].append(ran.speed)
+    row["accept"] = ran.accept
+    return ran.outputs
+
+
 def measure(servers: dict[str, Server], mark: str, batch: int, rounds: int, new_tokens: int, deadline: float):
     """Rows of one half of a table: configuration -> figures of each round."""
-    turns = [
-        (CONFIGURATIONS[0], servers.get(f"{mark}-plain"), False),
-        (CONFIGURATIONS[1], servers.get(f"{mark}-control"), False),
-        (CONFIGURATIONS[2], servers.get(f"{mark}-depths"), False),
-        (CONFIGURATIONS[3], servers.get(f"{mark}-handed"), True),
-        (CONFIGURATIONS[4], servers.get(f"{mark}-depths"), True),
-    ]
-    turns = [turn for turn in turns if turn[1] is not None]
-    found = {name: {"speed": [], "recorded": 0, "missing": 0, "bytes": 0, "gaps": 0} for name, *_ in turns}
-    same, compared = 0, 0
+    turns = turns_of(servers, mark)
+    empty = {"recorded": 0, "missing": 0, "bytes": 0, "gaps": 0}
+    found = {turn.name: {"base": turn.base, "speed": [], **empty} for turn in turns}
     asked = prompts(batch)
-    for server in {id(s): s for _, s, _ in turns}.values():
-        server.run(asked, new_tokens // 4)
+    for turn in turns:
+        # The first pass of an armed graph is slower than all others.
+        take_turn(turn, asked, new_tokens // 4, "warm", {"speed": [], **empty})
+    outputs: dict[str, list[list[list[int]]]] = {name: [] for name in found}
     for number in range(rounds):
-        outputs = {}
-        order = turns[number % len(turns) :] + turns[: number % len(turns)]
-        for name, server, armed in order:
-            if armed:
-                server.arm()
-            ran = server.run(asked, new_tokens, f"{mark}-{batch}-{number}")
-            if armed:
-                tally = server.settle()
-                for key in ("recorded", "missing", "bytes", "gaps"):
-                    found[name][key] += tally[key]
-                server.disarm()
-                server.free_disk()
-            found[name]["speed"].append(ran.speed)
-            found[name]["accept"] = ran.accept
-            outputs[name] = ran.outputs
-        for name in outputs:
-            compared += batch
-            same += sum(a == b for a, b in zip(outputs[name], outputs[CONFIGURATIONS[0]], strict=True))
+        # In no fixed order: what follows a pause is faster.
+        for turn in random.Random(number).sample(turns, len(turns)):
+            tag = f"{mark}-{batch}-{number}"
+            outputs[turn.name].append(take_turn(turn, asked, new_tokens, tag, found[turn.name]))
         if time.monotonic() > deadline:
             break
-    return {"rows": found, "same": same, "compared": compared}
+    first = turns[0].name
+    same = {name: agreeing(outputs[name], outputs[first]) for name in found}
+    several = {name: [len({tuple(one[i]) for one in outputs[name]}) for i in range(batch)] for name in found}
+    return {"rows": found, "same": same, "compared": batch * (number + 1), "several": several}
+
+
+def agreeing(left: list[list[list[int]]], right: list[list[list[int]]]) -> int:
+    """Answers that are the same in the same round."""
+    return sum(
+        a == b for one, other in zip(left, right, strict=True) for a, b in zip(one, other, strict=True)
+    )
 
 
 def soak(server: Server, seconds: float) -> list[tuple[float, int, int, int]]:
@@ -154,27 +192,24 @@ def soak(server: Server, seconds: float) -> list[tuple[float, int, int, int]]:
 
 def summary(half) -> list[str]:
     """Lines of the table."""
-    plain = half["rows"][CONFIGURATIONS[0]]["speed"]
-    lines = []
-    for name, row in half["rows"].items():
-        ratios = [a / b for a, b in zip(row["speed"], plain, strict=True)]
-        spread = f"{100 * min(ratios):.1f}..{100 * max(ratios):.1f}"
+    rows, lines = half["rows"], []
+    for name, row in rows.items():
+        base = rows.get(row["base"], row)["speed"]
+        ratios = [100 * a / b for a, b in zip(row["speed"], base, strict=True)]
         share = row["recorded"] + row["missing"]
         kept = f"{100 * row['recorded'] / share:.1f} %" if share else ""
         rate = row["bytes"] / max(len(row["speed"]), 1) / 1e6
         lines.append(
-            f"| {name} | {statistics.median(row['speed']):.0f} | {100 * statistics.median(ratios):.2f} % "
-            f"| {spread} | {kept} | {rate:.0f} MB |"
+            f"| {name} | {statistics.median(row['speed']):.0f} | {statistics.median(ratios):.2f} % "
+            f"| {min(ratios):.1f}..{max(ratios):.1f} | {kept} | {rate:.0f} MB |"
         )
-    both = [half["rows"].get(name, {}).get("speed") for name in (CONFIGURATIONS[4], CONFIGURATIONS[2])]
-    if all(both):
-        ratio = statistics.median(a / b for a, b in zip(*both, strict=True))
-        lines.append(f"  every depth against the same server not armed: {100 * ratio:.2f} %")
-    lines.append(f"  same tokens: {half['same']} of {half['compared']} answers; {len(plain)} rounds")
+    same = ", ".join(f"{name} {count}" for name, count in half["same"].items())
+    lines.append(f"  answers as the first row's, of {half['compared']}: {same}")
+    lines.append(f"  different answers to each prompt, by row: {list(half['several'].values())}")
     return lines
 
 
-def main() -> int:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -188,49 +223,71 @@ def main() -> int:
     parser.add_argument("--speculation", default="none,eagle")
     parser.add_argument("--plain-path", help="PYTHONPATH of servers without hsprobe")
     parser.add_argument("--probed-path", help="PYTHONPATH of servers with hsprobe")
+    parser.add_argument(
+        "--cores", help="the cores of all servers, once they run; the others are left for all else"
+    )
     parser.add_argument("--start-seconds", type=float, default=300)
+    parser.add_argument("--wait-for", type=Path, help="do not measure before this file is there")
     parser.add_argument("--seconds", type=float, default=3600, help="stop measuring after this time")
     parser.add_argument("--dump", action="store_true", help="measure SGLang's tensor dump as well")
-    parser.add_argument("--no-control", action="store_true", help="without the second plain server")
+    parser.add_argument("--plain", type=int, choices=(0, 1, 2), default=2, help="servers without hsprobe")
     parser.add_argument("--soak", type=float, default=0, help="seconds of traffic to watch memory under")
     parser.add_argument("--server-arguments", help="JSON list in place of those for a GPU")
-    args = parser.parse_args()
-    deadline = time.monotonic() + args.seconds
+    return parser.parse_args()
+
+
+def start(args: argparse.Namespace, work: Path) -> dict[str, Server]:
+    """Start the servers that are asked for."""
     extra = GPU_ARGUMENTS if args.server_arguments is None else json.loads(args.server_arguments)
+    target, draft = models.write(args.models or args.out / "models", args.model)
+    halves = args.speculation.split(",")
+    wanted = [kind for mark in halves for kind in kinds(mark == "eagle", args.plain)]
+    if args.dump and "none" in halves:
+        # With EAGLE-3 it fails at start (0.5.15.post1): its hook expects no list among what a layer returns.
+        wanted.append(dump_kind(False, work))
+    began = time.monotonic()
+    base = arguments(target, draft, models.SHAPES[args.model], extra)
+    probed = [str(PLANT), *filter(None, [args.probed_path or os.environ.get("PYTHONPATH")])]
+    servers = start_all(wanted, work, base, args.plain_path, ":".join(probed), args.start_seconds)
+    print(f"{len(servers)} of {len(wanted)} servers after {time.monotonic() - began:.0f} s", flush=True)
+    if args.cores:
+        chosen = set(parse_numbers(args.cores, "core"))
+        for server in servers.values():
+            server.pin(chosen)
+        os.sched_setaffinity(0, os.sched_getaffinity(0) - chosen)
+    return servers
+
+
+def tables(args: argparse.Namespace, servers: dict[str, Server], results: dict) -> None:
+    """Measure, and print each part of the table as soon as it is known."""
+    deadline = time.monotonic() + args.seconds
+    halves, batches = args.speculation.split(","), [int(batch) for batch in args.batches.split(",")]
+    for mark in halves:
+        for batch in batches if turns_of(servers, mark) else ():
+            half = measure(servers, mark, batch, args.rounds, args.tokens, deadline)
+            results[f"{mark} batch {batch}"] = half
+            print(f"\n{args.model}, {mark}, batch {batch}", *summary(half), sep="\n", flush=True)
+            (args.out / f"speed-{args.model}.json").write_text(json.dumps(results, indent=1))
+    for mark in halves if args.soak else ():
+        if f"{mark}-depths" in servers:
+            results[f"{mark} soak"] = soak(servers[f"{mark}-depths"], args.soak)
+    dump = servers.get(f"none-{DUMP}")
+    for batch in batches if dump else ():
+        speeds = [dump.run(prompts(batch), 12).speed for _ in range(3)]
+        results[f"none batch {batch}"]["dump"] = speeds
+        print(f"{args.model}, batch {batch}: SGLang's dump {statistics.median(speeds):.1f}", flush=True)
+
+
+def main() -> int:
+    args = parse()
     work = args.work or args.out / "work"
     work.mkdir(parents=True, exist_ok=True)
     args.out.mkdir(parents=True, exist_ok=True)
-    target, draft = models.write(args.models or args.out / "models", args.model)
-    halves = args.speculation.split(",")
-    wanted = [kind for mark in halves for kind in kinds(mark == "eagle", not args.no_control)]
-    if args.dump:
-        # With EAGLE-3 it fails at start (0.5.15.post1): its hook expects no list among what a layer returns.
-        wanted += [dump_kind(False, work)] if "none" in halves else []
-    base = arguments(target, draft, models.SHAPES[args.model], extra)
-    began = time.monotonic()
-    servers = start_all(wanted, work, base, args.plain_path, args.probed_path, args.start_seconds)
-    print(f"{len(servers)} of {len(wanted)} servers after {time.monotonic() - began:.0f} s", flush=True)
-    results = {}
+    servers, results = start(args, work), {}
     try:
-        for mark in halves:
-            if f"{mark}-plain" not in servers:
-                continue
-            for batch in map(int, args.batches.split(",")):
-                half = measure(servers, mark, batch, args.rounds, args.tokens, deadline)
-                results[f"{mark} batch {batch}"] = half
-                print(f"\n{args.model}, {mark}, batch {batch}", *summary(half), sep="\n", flush=True)
-                (args.out / f"speed-{args.model}.json").write_text(json.dumps(results, indent=1))
-        for mark in halves if args.soak else ():
-            results[f"{mark} soak"] = soak(servers[f"{mark}-depths"], args.soak)
-        for mark in halves:
-            server = servers.get(f"{mark}-{DUMP}")
-            for batch in map(int, args.batches.split(",")) if server else ():
-                speeds = [server.run(prompts(batch), 12).speed for _ in range(3)]
-                results[f"{mark} batch {batch}"]["dump"] = speeds
-                print(
-                    f"{args.model}, {mark}, batch {batch}: SGLang's dump {statistics.median(speeds):.1f}",
-                    flush=True,
-                )
+        while args.wait_for and not args.wait_for.exists():
+            time.sleep(0.5)
+        tables(args, servers, results)
     finally:
         (args.out / f"speed-{args.model}.json").write_text(json.dumps(results, indent=1))
         for server in servers.values():

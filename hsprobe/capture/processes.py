@@ -14,6 +14,7 @@ from hsprobe.trace.place import owner_runs
 
 STOPPED_SECONDS = 5.0
 """How long a process may be stopped (by a debugger for instance) before that is trouble."""
+_ENDED = ("", "Z", "X")
 
 
 class RankTrouble(HsprobeError):
@@ -39,15 +40,17 @@ class RankProcesses:
         """
         states = {spool: _state(spool) for spool in sorted(self._folder.glob("*.spool"))}
         states = {spool: state for spool, state in states.items() if spool not in self._past}
-        ended = [spool for spool, state in states.items() if state in ("", "Z", "X")]
-        if ended and len(ended) < len(states):
+        gone = [spool for spool, state in states.items() if state in _ENDED]
+        if gone and len(gone) < len(states):
             raise RankTrouble(
-                f"{_named(ended, len(states))} ended in the middle of the capture.",
+                f"{_named(gone, len(states))} ended in the middle of the capture.",
                 "The trace holds what it had recorded; the server's log says why it ended.",
             )
         now = time.monotonic()
         self._stopped_since = {
-            spool: self._stopped_since.get(spool, now) for spool, state in states.items() if state in "Tt"
+            spool: self._stopped_since.get(spool, now)
+            for spool, state in states.items()
+            if state in ("T", "t")
         }
         stopped = [spool for spool, since in self._stopped_since.items() if now - since > STOPPED_SECONDS]
         if stopped:
@@ -58,6 +61,11 @@ class RankProcesses:
                 "and the server waits for it.",
                 f"Let it go on (kill -CONT {pids}) and capture again.",
             )
+
+
+def ended(spool: Path) -> bool:
+    """Whether the process of a spool is no more, though its parent may not have noticed yet."""
+    return _state(spool) in _ENDED
 
 
 def _state(spool: Path) -> str:

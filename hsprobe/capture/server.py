@@ -15,6 +15,7 @@ from pathlib import Path
 from hsprobe.capture.client import answers_ok
 from hsprobe.errors import HsprobeError
 from hsprobe.trace.place import directory_for_port
+from hsprobe.trace.spool import wait_until_closed
 
 LOG_LINES_SHOWN = 15
 STOP_SECONDS = 15.0
@@ -129,6 +130,9 @@ class LaunchedServer:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        # Spools are written by processes apart, which end by themselves.
+        for spool in self.spools.glob("*.spool"):
+            wait_until_closed(spool, STOP_SECONDS)
 
     def _failure(self, what: str) -> HsprobeError:
         tail = "\n".join(f"    {line}" for line in self.log_tail(LOG_LINES_SHOWN))

@@ -14,11 +14,12 @@ from typing import Any, Protocol
 
 from hsprobe.capture.assemble import AssembleSummary, RequestTokens, assemble
 from hsprobe.capture.client import Answer, accept_length, generate_all
-from hsprobe.capture.processes import RankProcesses, RankTrouble
+from hsprobe.capture.processes import RankProcesses, RankTrouble, ended
 from hsprobe.capture.prompts import Prompt
 from hsprobe.capture.server import AttachedServer, LaunchedServer
 from hsprobe.capture.spools import SpoolFolder
 from hsprobe.errors import HsprobeError
+from hsprobe.trace.spool import wait_until_closed
 
 WRITE_SECONDS = 120.0
 END_SECONDS = 5.0
@@ -185,6 +186,10 @@ def _write(plan: Plan, folder: SpoolFolder, outcome: Outcome) -> AssembleSummary
         if plan.ranks:
             fix = f"Check that the server has a rank {plan.ranks}; they count from 0."
         raise outcome.trouble or HsprobeError("The server recorded nothing: its probes left no spool.", fix)
+    for path in folder.paths():
+        if ended(path):
+            # What a server that has ended left in memory is still being written.
+            wait_until_closed(path, END_SECONDS)
     requests = {answer.rid: RequestTokens(answer.prompt_ids, answer.output_ids) for answer in outcome.answers}
     facts: Mapping[str, Any] = {
         "accept_length": outcome.accept_length,

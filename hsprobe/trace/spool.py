@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import threading
+import time
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -98,14 +99,10 @@ class SpoolWriter:
             OSError: the file could not be written; records since the last flush may be lost.
             ValueError: the writer is closed.
         """
-        pieces = [payload] if isinstance(payload, (bytes, bytearray, memoryview)) else payload
-        views = [memoryview(piece).cast("B") for piece in pieces if memoryview(piece).nbytes]
-        text = json.dumps([kind, header], separators=(",", ":")).encode()
-        lengths = _LENGTHS.pack(len(text), sum(view.nbytes for view in views))
-        crc = zlib.crc32(text, zlib.crc32(lengths))
-        for view in views:
-            crc = zlib.crc32(view, crc)
-        frame = [memoryview(MAGIC + lengths + crc.to_bytes(4, "little") + text), *views]
+        self.append_frame(frame_of(kind, header, payload))
+
+    def append_frame(self, frame: Sequence[memoryview]) -> None:
+        """Add what `frame_of` gave, as `append` does."""
         with self._lock:
             self._require_open()
             if len(self._buffer) + sum(view.nbytes for view in frame) < _BUFFER_LIMIT:
@@ -113,7 +110,7 @@ class SpoolWriter:
                     self._buffer += view
             else:
                 self._drain()
-                self._write(frame)
+                self._write(list(frame))
 
     def flush(self) -> None:
         """Hand every record so far to the operating system: from here the death of this process loses none.
@@ -170,6 +167,20 @@ class SpoolWriter:
             os.lseek(self._fd, self._end, os.SEEK_SET)
             raise
         self._end = os.lseek(self._fd, 0, os.SEEK_CUR)
+
+
+def frame_of(
+    kind: str, header: dict[str, Any], payload: Payload | Sequence[Payload] = b""
+) -> list[memoryview]:
+    """A record as it lies in the file; its last parts are the payload itself (see `SpoolWriter.append`)."""
+    pieces = [payload] if isinstance(payload, (bytes, bytearray, memoryview)) else payload
+    views = [memoryview(piece).cast("B") for piece in pieces if memoryview(piece).nbytes]
+    text = json.dumps([kind, header], separators=(",", ":")).encode()
+    lengths = _LENGTHS.pack(len(text), sum(view.nbytes for view in views))
+    crc = zlib.crc32(text, zlib.crc32(lengths))
+    for view in views:
+        crc = zlib.crc32(view, crc)
+    return [memoryview(MAGIC + lengths + crc.to_bytes(4, "little") + text), *views]
 
 
 class SpoolReader:
@@ -234,6 +245,24 @@ class SpoolReader:
             return None
         self.torn = False
         return Record(content[0], content[1], payload, self.end + _HEAD.size + header_size + payload_size)
+
+
+def wait_until_closed(path: Path, seconds: float) -> bool:
+    """Wait until nobody writes a spool any more; whether that came about in time."""
+    deadline = time.monotonic() + seconds
+    try:
+        with path.open("rb") as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        return False
+                    time.sleep(0.02)
+                else:
+                    return True
+    except FileNotFoundError:
+        return True
 
 
 def _parse(text: bytes) -> tuple[str, dict[str, Any]] | None:

@@ -10,37 +10,39 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import torch
 
-from hsprobe.probes.sglang.labels import Pass
-from hsprobe.probes.sglang.sampling import Runs
-from hsprobe.probes.sglang.spooling import Piece
+from hsprobe.probes.sglang.gather import prepare
+from hsprobe.probes.sglang.labels import Form, Pass
+from hsprobe.probes.sglang.shared import Tickets
+from hsprobe.probes.sglang.staging import Part, Stage
 from hsprobe.probes.sglang.tape import Tape
 
 if TYPE_CHECKING:
+    from hsprobe.probes.sglang.device import Device
     from hsprobe.probes.sglang.recorder import Recorder
 
 logger = logging.getLogger("hsprobe")
 
-Part = tuple[torch.Tensor, "Runs | None", int]
-
 MARK = "hsprobe"
 DESKS = 2
 SIDE_BYTES = 1 << 19
-"""Larger reads go over a stream of their own: the server's next kernels need not wait for the bus."""
+"""Larger reads go over a stream of their own: the server's next kernels need not wait for the bus. The calls
+for that take longer than a smaller read."""
+_BOOK = "_hsprobe_book"
 
 
 class Desk:
-    """A buffer that is being read, until its event has come to pass."""
+    """A buffer that is being read, until its tickets are noted."""
 
     def __init__(self) -> None:
         self.memory: torch.Tensor | None = None
-        self.read: Any = torch.cuda.Event()
+        self.address = 0
+        self.tickets: Tickets = ()
 
 
 class Arena:
@@ -53,17 +55,18 @@ class Arena:
         self.memory: torch.Tensor | None = None
         self._desks: list[Desk] = []
 
-    def desk(self, size: int, device: torch.device, grow: Callable[[int], bool]) -> Desk | None:
-        """The buffer that was read longest ago, None where there is no room for it."""
+    def desk(self, size: int, device: Device, stream: int, grow: Callable[[int], bool]) -> Desk | None:
+        """The buffer that was read longest ago, free for the stream; None where there is no room for it."""
         desk = self._desks.pop(0) if len(self._desks) >= DESKS else Desk()
         self._desks.append(desk)
+        for ticket in desk.tickets:
+            device.wait_for(ticket, stream)
         if desk.memory is None or desk.memory.numel() < size:
             wanted = 1 << (size - 1).bit_length()
             if not grow(wanted):
                 return None
-            # What is given back may still be read from.
-            torch.cuda.current_stream().wait_event(desk.read)
-            desk.memory = torch.empty(wanted, dtype=torch.uint8, device=device)
+            desk.memory = torch.empty(wanted, dtype=torch.uint8, device="cuda")
+            desk.address = desk.memory.data_ptr()
         return desk
 
     def reserve(self, size: int, device: torch.device, grow: Callable[[int], bool]) -> torch.Tensor | None:
@@ -73,6 +76,14 @@ class Arena:
                 return None
             self.memory = torch.empty(size, dtype=torch.uint8, device=device)
         return self.memory
+
+
+class Book:
+    """The tapes of a backend's graphs, and the buffer that they share."""
+
+    def __init__(self) -> None:
+        self.tapes: dict[Any, Tape] = {}
+        self.arena = Arena()
 
 
 class Graphs:
@@ -90,10 +101,9 @@ class Graphs:
         self._capturing = capturing or torch.cuda.is_current_stream_capturing
         self._recorder = recorder
         self._left = max_bytes
-        self._tapes: WeakKeyDictionary[Any, dict[Any, Tape]] = WeakKeyDictionary()
-        self._arenas: WeakKeyDictionary[Any, Arena] = WeakKeyDictionary()
         self._numbers = itertools.count()
         self._side: Any = None
+        self._copied = 0
 
     def capture_one(
         self, original: Any, backend: Any, shape_key: Any, forward: Any, *args: Any, **kwargs: Any
@@ -110,7 +120,7 @@ class Graphs:
 
         with self._recorder.suspended():
             result = original(backend, shape_key, plain, *args, **kwargs)
-            self._tapes.setdefault(backend, {})[shape_key] = tape
+            self.book(backend).tapes[shape_key] = tape
             self._recorder.guard(
                 "graphs", lambda: self._capture(tape, original, backend, shape_key, forward, args, kwargs)
             )
@@ -122,7 +132,7 @@ class Graphs:
         """The same graph again, with copies."""
         if not tape.wanted or not self._left:
             return
-        arena = self._arenas.setdefault(backend, Arena())
+        arena = self.book(backend).arena
         tape.lay_out(lambda size, device: arena.reserve(size, device, self._grow))
         if tape.left_out:
             self._recorder.remember_gap(
@@ -139,11 +149,24 @@ class Graphs:
             with self._recorder.taping(tape):
                 return forward()
 
+        prepare(tape.device)
         try:
             original(backend, tape.key, taped, *args, **kwargs)
+            if not tape.complete:
+                self._recorder.remember_gap(f"graphs of {shape_key.size} rows: a copy is missing in them")
+                tape.groups = []
         except Exception:
             tape.groups = []
             raise
+
+    @staticmethod
+    def book(backend: Any) -> Book:
+        """What is kept of a backend, with it."""
+        found = getattr(backend, _BOOK, None)
+        if found is None:
+            found = Book()
+            setattr(backend, _BOOK, found)
+        return found
 
     def _grow(self, size: int) -> bool:
         if size > self._left:
@@ -157,14 +180,14 @@ class Graphs:
         if current is None:
             return original(backend, shape_key, *args, **kwargs)
         self._recorder.replays(current, int(shape_key.size))
-        tape = self._tapes.get(backend, {}).get(shape_key)
+        book = self.book(backend)
+        tape = book.tapes.get(shape_key)
         if tape is None or not tape.groups:
             if tape is None or tape.wanted:
                 self._recorder.gap("graphs", "a CUDA graph without the probes' copies ran")
             return original(backend, shape_key, *args, **kwargs)
-        arena = self._arenas[backend]
         result = original(backend, tape.key, *args, **kwargs)
-        self._recorder.guard("graphs", lambda: self._read(tape, arena, current))
+        self._recorder.guard("graphs", lambda: self._read(tape, book.arena, current))
         return result
 
     def _read(self, tape: Tape, arena: Arena, current: Pass) -> None:
@@ -173,61 +196,55 @@ class Graphs:
             return
         if not tape.labelled and not current.emitted:
             self._recorder.emit(current)
-        parts = _in_use(tape, current)
-        size = sum(size for _, _, size in parts)
-        if tape.on_gpu and size > SIDE_BYTES and len(parts) == 1 and parts[0][1] is None:
-            desk = arena.desk(size, tape.device, self._grow)
+        parts = tape.parts if tape.form is current.form else _in_use(tape, current.form)
+        device = stage.device if tape.on_gpu else None
+        if device is None:
+            self._copy(stage, tape, current, parts, None)
+            return
+        stream, part = device.stream(), parts[0]
+        if part.size > SIDE_BYTES and len(parts) == 1 and len(part.spans) == 1:
+            desk = arena.desk(part.size, device, stream, self._grow)
             if desk is not None and desk.memory is not None:
-                self._aside(tape, current, parts[0][0], desk)
+                beside = self._aside(part, desk, device, stream)
+                self._copy(stage, tape, current, [beside], self._side.cuda_stream)
+                desk.tickets = stage.flush()
                 return
-        self._copy(tape, current, parts)
+        self._copy(stage, tape, current, parts, stream)
 
-    def _aside(self, tape: Tape, current: Pass, source: torch.Tensor, desk: Desk) -> None:
-        """Copy within the device, in microseconds, and from there to the host while the next pass runs."""
-        stage, size = self._recorder.stage, source.numel()
-        assert stage is not None
-        assert desk.memory is not None
-        stage.flush()
+    def _aside(self, part: Part, desk: Desk, device: Device, stream: int) -> Part:
+        """Copy within the device, in microseconds; the way to the host is then beside the next pass."""
         if self._side is None:
-            self._side = torch.cuda.Stream()
-        main = torch.cuda.current_stream()
-        main.wait_event(desk.read)
-        part = desk.memory[:size]
-        part.copy_(source, non_blocking=True)
-        self._side.wait_stream(main)
-        with torch.cuda.stream(self._side):
-            self._copy(tape, current, [(part, None, size)])
-            stage.flush()
-            desk.read.record()
+            self._side, self._copied = torch.cuda.Stream(), device.event()
+        device.move(desk.address, part.spans[0][1], part.size, stream)
+        device.record(self._copied, stream)
+        device.wait(self._side.cuda_stream, self._copied)
+        assert desk.memory is not None
+        return Part(((desk.memory, desk.address, part.size),), part.size)
 
-    def _copy(self, tape: Tape, current: Pass, parts: Sequence[Part]) -> None:
+    def _copy(self, stage: Stage, tape: Tape, current: Pass, parts: list[Part], stream: int | None) -> None:
         """Copy the rows in use and queue the record."""
-        recorder, stage = self._recorder, self._recorder.stage
-        assert stage is not None
-        pieces: list[Piece] = []
-        for source, runs, size in parts:
-            piece = stage.bits(source, size) if runs is None else stage.copy(source, runs)
-            if piece is None:
-                recorder.no_room(current, size)
-                return
-            pieces.append(piece)
-        recorder.emit_block(tape, current, pieces)
+        pieces = stage.read(parts, stream)
+        if pieces is None:
+            self._recorder.no_room(current, sum(part.size for part in parts))
+        else:
+            self._recorder.emit_block(tape, current, pieces)
 
 
-def _in_use(tape: Tape, current: Pass) -> list[Part]:
-    """What to read of each group: bytes, the runs of rows in them (None for all), and how many bytes it is.
+def _in_use(tape: Tape, form: Form) -> list[Part]:
+    """What to read of each group; worked out once for the passes of one batch.
 
     The group with most rows has one for each row of the pass, another one for each request.
     """
-    parts: list[Part] = []
+    parts = []
     for number, group in enumerate(tape.groups):
-        if current.runs is None:
-            rows = current.n_rows if number == 0 else len(current.rids)
-            parts.append((group.cut(rows), None, rows * group.row_size))
-        else:
-            runs = current.runs_of(None if number == 0 else "last")
-            size = group.row_size * sum(last - first for first, last in runs)
-            parts.append((group.flat.view(group.rows, group.row_size), runs, size))
+        rows = None if number == 0 else "last"
+        cuts = [
+            group.flat[first * group.row_size : last * group.row_size]
+            for first, last in form.runs_of(rows)
+            if first < last
+        ]
+        parts.append(Part.of(cuts))
+    tape.form, tape.parts = form, parts
     return parts
 
 

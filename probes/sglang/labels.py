@@ -22,42 +22,28 @@ PHASES = {
 }
 
 
-@dataclass
-class Pass:
-    """One forward of one model on one rank.
+@dataclass(frozen=True, eq=False, slots=True)
+class Form:
+    """What the passes of one batch have in common, so that it is worked out and told once.
 
     Attributes:
-        number: counts the forwards of this process.
-        nth: counts the forwards of this pass's model. Ranks that run the same forwards count alike, so that
-            passes can be joined though no rank has talked to another.
         is_draft: the draft's pass rather than the target's.
         n_rows: rows in the batch before SGLang pads it in the forward.
         rids: the requests' ids, in batch order.
         req_rows: rows of each request; they lie one after the other.
-        ids, positions: [n_rows] the live tensors, good until the forward returns.
         runs: the rows to record of each request; None for all rows of the pass.
-        graph: replayed from a CUDA graph. padded_rows: rows that such a graph has.
-        emitted: its record is written. short: some of it found no room.
     """
 
-    number: int
-    nth: int
     is_draft: bool
     phase: str
     mode: str
     n_rows: int
     rids: list[str]
     req_rows: list[int]
-    ids: torch.Tensor | None
-    positions: torch.Tensor
     runs: Runs | None = None
-    graph: bool = False
-    padded_rows: int = 0
-    emitted: bool = False
-    short: bool = False
 
     def header(self) -> dict[str, Any]:
-        """The pass as a spool record's header; requests without a row to record are not in it."""
+        """For a spool record; requests without a row to record are not in it."""
         rids, req_rows, n_rows = self.rids, self.req_rows, self.n_rows
         if self.runs is not None:
             kept = [(rid, last - first) for rid, (first, last) in zip(rids, self.runs, strict=True)]
@@ -65,27 +51,77 @@ class Pass:
             req_rows = [rows for _, rows in kept if rows]
             n_rows = sum(req_rows)
         return {
-            "pass": self.number,
-            "nth": self.nth,
             "model": "draft" if self.is_draft else "target",
             "phase": self.phase,
             "mode": self.mode,
             "n_rows": n_rows,
             "rids": rids,
             "req_rows": req_rows,
-            "time": time.time(),
-            "graph": self.graph,
         }
 
     def runs_of(self, rows: Any) -> Runs:
         """Rows to record, as [first, last) runs, of a tensor with all rows of the pass, or the "last"."""
         if rows == "last":
-            kept = range(len(self.rids)) if self.runs is None else self._requests_kept()
-            return [(i, i + 1) for i in kept] if self.runs is not None else [(0, len(self.rids))]
+            if self.runs is None:
+                return [(0, len(self.rids))]
+            return [(i, i + 1) for i, (first, last) in enumerate(self.runs) if first < last]
         return [(0, self.n_rows)] if self.runs is None else self.runs
 
-    def _requests_kept(self) -> list[int]:
-        return [i for i, (first, last) in enumerate(self.runs or ()) if first < last]
+
+@dataclass(slots=True)
+class Pass:
+    """One forward of one model on one rank.
+
+    Attributes:
+        number: counts the forwards of this process.
+        nth: counts the forwards of this pass's model. Ranks that run the same forwards count alike, so that
+            passes can be joined though no rank has talked to another.
+        ids, positions: [n_rows] the live tensors, good until the forward returns.
+        graph: replayed from a CUDA graph. padded_rows: rows that such a graph has.
+        emitted: its record is written. short: some of it found no room.
+    """
+
+    number: int
+    nth: int
+    form: Form
+    ids: torch.Tensor | None
+    positions: torch.Tensor
+    graph: bool = False
+    padded_rows: int = 0
+    emitted: bool = False
+    short: bool = False
+
+    @property
+    def phase(self) -> str:
+        return self.form.phase
+
+    def header(self) -> dict[str, Any]:
+        """The pass as a spool record's header."""
+        counts = {"pass": self.number, "nth": self.nth, "time": time.time(), "graph": self.graph}
+        return {**counts, **self.form.header()}
+
+
+class Labeller:
+    """Labels passes; the steps of a batch that stays together have their form in common."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[bool, str], tuple[list[Any], int, Any, Form]] = {}
+
+    def forget(self) -> None:
+        """What is to be recorded has changed."""
+        self._known.clear()
+
+    def read(self, number: int, nth: int, runner: Any, batch: Any, sampling: Sampling) -> Pass | None:
+        """As `read_pass`."""
+        is_draft, mode = bool(runner.is_draft_worker), batch.forward_mode.name
+        known = self._known.get((is_draft, mode))
+        rids, n_rows, capture = batch.rids, batch.positions.shape[0], batch.capture_hidden_mode
+        if known is not None and known[0] == rids and known[1] == n_rows and known[2] == capture:
+            return Pass(number, nth, known[3], batch.input_ids, batch.positions)
+        labelled = read_pass(number, nth, runner, batch, sampling)
+        if labelled is not None and labelled.phase != "prefill":
+            self._known[is_draft, mode] = (list(rids), n_rows, capture, labelled.form)
+        return labelled
 
 
 def _rows_per_request(batch: Any, phase: str, n_rows: int, n_requests: int) -> list[int]:
@@ -117,16 +153,6 @@ def read_pass(
     runs = None if sampling is None else sampling.choose(phase, rids, req_rows)
     if runs is not None and all(first == last for first, last in runs):
         return None
-    return Pass(
-        number=number,
-        nth=nth,
-        is_draft=is_draft,
-        phase=phase,
-        mode="NULL" if batch.capture_hidden_mode is None else batch.capture_hidden_mode.name,
-        n_rows=n_rows,
-        rids=rids,
-        req_rows=req_rows,
-        ids=batch.input_ids,
-        positions=batch.positions,
-        runs=runs,
-    )
+    capture = "NULL" if batch.capture_hidden_mode is None else batch.capture_hidden_mode.name
+    form = Form(is_draft, phase, capture, n_rows, rids, req_rows, runs)
+    return Pass(number, nth, form, batch.input_ids, batch.positions)

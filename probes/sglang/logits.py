@@ -43,7 +43,6 @@ class LogitsProbe:
             processor.register_forward_hook(self._draft_done)
             return
         self._target = runner.model
-        processor.register_forward_pre_hook(self._label, with_kwargs=True)
         processor.register_forward_pre_hook(self._entered, with_kwargs=True)
         processor.register_forward_hook(self._done)
 
@@ -55,6 +54,18 @@ class LogitsProbe:
             self._recorder.guard("graphs", lambda: self._recorder.labels(ids, positions))
 
     def _entered(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        if not self._recorder.in_graph:
+            self._take_arguments(args, kwargs)
+            return
+
+        def take() -> None:
+            with self._recorder.together():
+                self._label(module, args, kwargs)
+                self._take_arguments(args, kwargs)
+
+        self._recorder.guard("graphs", take)
+
+    def _take_arguments(self, args: Any, kwargs: Any) -> None:
         labelled = self._recorder.current(draft=False)
         if labelled is None:
             return

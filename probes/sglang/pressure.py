@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -43,20 +44,23 @@ class Missing:
 
 
 class Ledger:
-    """Counts what is missing until it is written down, each reason once."""
+    """Counts what is missing until it is written down, each reason once. Two threads may share it."""
 
     def __init__(self) -> None:
         self._missing: dict[str, Missing] = {}
+        self._lock = threading.Lock()
 
     def add(self, reason: str, number: int, count: int = 1, *, asked: bool = False) -> None:
         """`count` passes from `number` on are missing."""
-        self._missing.setdefault(reason, Missing(reason, asked)).add(number, count)
+        with self._lock:
+            self._missing.setdefault(reason, Missing(reason, asked)).add(number, count)
 
     def take(self) -> list[Missing]:
         """All that is counted so far; counting then begins anew."""
         if not self._missing:
             return []
-        taken, self._missing = self._missing, {}
+        with self._lock:
+            taken, self._missing = self._missing, {}
         return list(taken.values())
 
 

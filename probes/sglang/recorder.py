@@ -1,52 +1,56 @@
 """Holds the pass under way and takes what the sites hand over, without ever failing the server."""
 
-import logging
 import os
-import zlib
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from hsprobe.probes.sglang.graphs import Graphs
-from hsprobe.probes.sglang.labels import Pass, read_pass
+from hsprobe.probes.sglang.guarding import Guarded
+from hsprobe.probes.sglang.keeping import Keeper
+from hsprobe.probes.sglang.labels import Labeller, Pass
+from hsprobe.probes.sglang.opening import Opened, open_rank
 from hsprobe.probes.sglang.placing import Extent, NotRecordable, Placed, place
 from hsprobe.probes.sglang.pressure import Pressure
 from hsprobe.probes.sglang.requests import Requests
-from hsprobe.probes.sglang.ring import Ring
 from hsprobe.probes.sglang.sampling import Runs
 from hsprobe.probes.sglang.settings import Settings
-from hsprobe.probes.sglang.spooling import Piece, Spooler
-from hsprobe.probes.sglang.staging import Stage
+from hsprobe.probes.sglang.shared import RUNNING, Piece
 from hsprobe.probes.sglang.tape import Tape
-from hsprobe.trace.place import ARMED, directory_for_port, make_private, remove_leftovers
+from hsprobe.probes.sglang.telling import Teller
 from hsprobe.trace.schema import SPREAD_COLUMNS
 
-logger = logging.getLogger("hsprobe")
+LOOK_SECONDS = 0.01
+"""How long it may take to see that a capture has ended."""
 
 
-class Recorder:
+class Recorder(Guarded):
     """One a process. Records only while a file named ``armed`` lies in the spool folder.
 
     A process whose rank was not asked for opens no spool.
 
+    Args:
+        opening: opens the spool when the first step runs.
+
     Attributes:
-        stage: takes the copies; None before the first pass.
-        under_way: the pass being recorded, None between passes and where none is to be recorded.
         sampling: what the armed capture is to record.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self, settings: Settings, opening: Callable[[Settings, Sequence[Any]], Opened] = open_rank
+    ) -> None:
+        super().__init__()
         self.settings = settings
         self.sampling = settings.sampling
         self.runners: list[Any] = []
-        self.disarmed: dict[str, str] = {}
-        self.under_way: Pass | None = None
-        self.stage: Stage | None = None
         self.graphs = Graphs(self, settings.device_memory)
+        self._opening = opening
         self._tape: Tape | None = None
+        self._labeller = Labeller()
         self._batch: Any = None
         self._sliced = False
         self._padding = 0
@@ -55,51 +59,14 @@ class Recorder:
         self._place: dict[str, int] = {}
         self._steps = 0
         self._requests = Requests()
-        self._layouts: set[int] = set()
-        self._early_gaps: dict[str, None] = {}
+        self._keeper: Keeper | None = None
+        self._teller = Teller()
         self._armed_path = ""
         self._armed = False
+        self._look_again = 0.0
+        self._holding = False
         self._recording = False
         self._left_out: str | None = None
-
-    # What became of things that went wrong
-
-    def guard(self, site: str, act: Callable[[], None]) -> None:
-        """Run a probe's code; a failure disarms the site, is logged once and recorded as a gap."""
-        if site in self.disarmed:
-            return
-        try:
-            act()
-        except NotRecordable as error:
-            self.gap(site, str(error))
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            self.disarmed[site] = reason
-            logger.exception("hsprobe disarmed its probe at %s; the server goes on", site)
-            self.gap(site, reason)
-
-    def gap(self, site: str | None, reason: str, depth: int | None = None) -> None:
-        """Record that something was not recorded, and why."""
-        if self.stage is not None:
-            number = self.under_way.number if self.under_way else None
-            header = {"pass": number, "site": site, "depth": depth, "reason": reason}
-            self.stage.spooler.put("gap", header)
-
-    def remember_gap(self, reason: str) -> None:
-        """A gap that was known before there was a spool, and that holds for every capture."""
-        self._early_gaps[reason] = None
-
-    def no_room(self, current: Pass, size: int) -> None:
-        """A pass, or what remains of it, is left out for want of room."""
-        if current.short or self.stage is None:
-            return
-        current.short = True
-        budget = self.settings.memory >> 20
-        if self.stage.ring.fits(size):
-            reason = f"the writer fell behind, and {budget} MiB of memory were full (HSPROBE_MEMORY)"
-        else:
-            reason = f"a copy of {size >> 20} MiB is more than the {budget} MiB of memory (HSPROBE_MEMORY)"
-        self.stage.ledger.add(reason, current.number)
 
     # The order of events
 
@@ -108,21 +75,28 @@ class Recorder:
         if not self._place:
             if not self.runners:
                 return
-            self._open(self.runners[0])
-        if self.stage is None:
+            self._open()
+        if self.stage is None or self._keeper is None:
             return
-        armed = os.access(self._armed_path, os.F_OK)
-        if armed != self._armed:
-            self._arm(armed)
-        self._recording = armed
-        if not armed:
+        now = time.monotonic()
+        # That a capture begins is seen at once; that it has ended, soon.
+        if not self._armed or now > self._look_again:
+            self._look_again = now + LOOK_SECONDS
+            armed = os.access(self._armed_path, os.F_OK)
+            if armed != self._armed:
+                self._arm(armed)
+        self._recording = self._armed
+        if not self._armed:
             return
         self._steps += 1
+        self._keeper.steps += 1
         self._left_out = self._reason_to_leave_out(requests)
         self._recording = self._left_out is None and self.stage.spooler.stopped is None
         prompts = self._requests.prompts(requests, self.sampling)
         for header in prompts:
             self.stage.spooler.put("request", header)
+        if prompts:
+            self.stage.spooler.shared.words[RUNNING] = self._requests.running
 
     def _reason_to_leave_out(self, requests: Sequence[Any]) -> str | None:
         assert self.stage is not None
@@ -158,9 +132,12 @@ class Recorder:
                 self.stage.ledger.add(self._left_out, self._count, asked=asked)
             return
         self._batch, self._sliced, self._padding = batch, False, 0
-        self.under_way = read_pass(self._count, self._nth[is_draft], runner, batch, self.sampling)
-        if self.under_way is not None and not with_ids:
-            self.under_way.ids = None
+        self.under_way = self._labeller.read(self._count, self._nth[is_draft], runner, batch, self.sampling)
+        if self.under_way is not None:
+            if not with_ids:
+                self.under_way.ids = None
+            if not self._holding:
+                self._holding = self.stage.lock.acquire()
 
     def _in_graph(self, runner: Any, batch: Any) -> None:
         if self._tape is not None and runner.is_draft_worker and batch.forward_mode.name == "DECODE":
@@ -171,10 +148,17 @@ class Recorder:
         if self._tape is not None:
             return
         current, self.under_way, self._batch = self.under_way, None, None
-        if current is not None and self.stage is not None:
+        if current is not None:
+            self.guard("pass", lambda: self._end(current))
+        if self._holding and self.stage is not None:
+            self._holding = False
+            self.stage.lock.release()
+
+    def _end(self, current: Pass) -> None:
+        if self.stage is not None:
             if not current.emitted and not current.short:
                 self.emit(current)
-            self.stage.flush()
+            self.stage.end_pass()
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
@@ -201,12 +185,22 @@ class Recorder:
         if self._tape is not None:
             return self._tape
         labelled = self.under_way
-        return labelled if labelled is not None and labelled.is_draft == draft else None
+        return labelled if labelled is not None and labelled.form.is_draft == draft else None
 
     def labels(self, ids: torch.Tensor, positions: torch.Tensor) -> None:
         """The token ids and positions of the forward that is being captured into a graph."""
         if self._tape is not None:
-            self._tape.labels(ids, positions)
+            with self._tape.together():
+                self._tape.labels(ids, positions)
+
+    @property
+    def in_graph(self) -> bool:
+        """Whether a graph is being captured."""
+        return self._tape is not None
+
+    def together(self) -> AbstractContextManager[None]:
+        """What is taken in this context is there at the same time: a graph copies it with one kernel."""
+        return nullcontext() if self._tape is None else self._tape.together()
 
     def take(
         self,
@@ -277,27 +271,27 @@ class Recorder:
                 **header,
                 "dtype": str(tensor.dtype).removeprefix("torch."),
                 "shape": [n_rows, tensor.shape[1]],
-                "rows": placed.rows if labelled.runs is None or placed.rows == "last" else None,
+                "rows": placed.rows if labelled.form.runs is None or placed.rows == "last" else None,
                 "slice": placed.is_slice,
             },
             (piece,),
         )
 
     def _runs(self, labelled: Pass, placed: Placed) -> Runs:
-        if labelled.runs is None:
+        if labelled.form.runs is None:
             return [(0, placed.count)]
         if placed.is_slice:
             raise NotRecordable("chosen rows of a tensor that is spread over ranks")
-        return labelled.runs_of(placed.rows)
+        return labelled.form.runs_of(placed.rows)
 
     def _placed(self, labelled: Pass, n: int, scattered: bool | None, last: bool) -> Placed:
         if labelled.graph and n == labelled.padded_rows:
             # The tail of a graph's rows is whatever an earlier pass left there.
-            return Placed(None, labelled.n_rows)
+            return Placed(None, labelled.form.n_rows)
         extent = Extent(
-            n_rows=labelled.n_rows,
+            n_rows=labelled.form.n_rows,
             n_padded=self._rows_now(labelled),
-            n_requests=len(labelled.rids),
+            n_requests=len(labelled.form.rids),
             part=self._place["attn_tp"],
             n_parts=self._place["attn_tp_size"],
         )
@@ -309,9 +303,10 @@ class Recorder:
 
     def _rows_now(self, labelled: Pass) -> int:
         """Rows of the batch under way. Those beyond the labelled ones are padding, which is noted once."""
-        n_padded = max(labelled.n_rows, int(self._batch.input_ids.shape[0]))
-        if n_padded - labelled.n_rows > self._padding and self.stage is not None and labelled.runs is None:
-            self._padding = n_padded - labelled.n_rows
+        form = labelled.form
+        n_padded = max(form.n_rows, int(self._batch.input_ids.shape[0]))
+        if n_padded - form.n_rows > self._padding and self.stage is not None and form.runs is None:
+            self._padding = n_padded - form.n_rows
             if not labelled.emitted:
                 self.emit(labelled)
             self.stage.add("padding", {"pass": labelled.number, "rows": self._padding})
@@ -332,7 +327,7 @@ class Recorder:
             return
         pieces = []
         for labels in (current.ids, current.positions):
-            piece = self.stage.copy(labels.to(torch.int64), current.runs_of(None))
+            piece = self.stage.copy(labels.to(torch.int64), current.form.runs_of(None))
             if piece is None:
                 self.no_room(current, labels.numel() * 8)
                 return
@@ -342,35 +337,25 @@ class Recorder:
     def emit_block(self, tape: Tape, current: Pass, pieces: Sequence[Piece]) -> None:
         """Queue what was read of a graph."""
         assert self.stage is not None
-        if tape.number not in self._layouts:
-            self._layouts.add(tape.number)
-            self.stage.add("layout", tape.described())
-        header = {"layout": tape.number, **current.header()}
-        if tape.phase:
-            header["phase"] = tape.phase
-        if self.sampling.check:
-            header["second"] = [
-                zlib.crc32(_bytes(group.flat[: piece.size]))
-                for group, piece in zip(tape.groups, pieces, strict=True)
-            ]
-        self.stage.add("block", header, pieces)
+        self._teller.tell(self.stage, tape, current, pieces, check=self.sampling.check)
         if tape.labelled:
             current.emitted = True
             self._count += tape.steps - 1
-            self._nth[current.is_draft] += tape.steps - 1
+            self._nth[current.form.is_draft] += tape.steps - 1
 
     # The spool
 
     def _arm(self, armed: bool) -> None:
         self._armed = armed
-        stage = self.stage
+        stage, keeper = self.stage, self._keeper
         assert stage is not None
+        assert keeper is not None
         if not armed:
-            stage.spooler.on_idle = None
-            self._write_missing()
+            keeper.watch(False)
             return
         self._steps = 0
-        self._layouts.clear()
+        self._teller.forget()
+        self._labeller.forget()
         self._requests.forget()
         self.sampling = self.settings.sampling
         try:
@@ -378,51 +363,14 @@ class Recorder:
         except (OSError, ValueError) as error:
             self.gap(None, f"what the capture asked for was not understood: {error}")
         stage.pressure = Pressure(self.sampling.on_pressure)
-        stage.spooler.on_idle = self._idle
+        keeper.watch(True)
         for site, reason in self.disarmed.items():
             self.gap(site, reason)
-        for reason in self._early_gaps:
+        for reason in self.early_gaps:
             self.gap("graphs", reason)
 
-    def _idle(self) -> None:
-        """In the writer's thread, whenever it has written all there was."""
-        self._write_missing()
+    def _open(self) -> None:
+        opened = self._opening(self.settings, self.runners)
+        self._place, self.stage, self._armed_path = opened.place, opened.stage, str(opened.armed)
         if self.stage is not None:
-            for header in self._requests.finished():
-                self.stage.spooler.put("finished", header)
-
-    def _write_missing(self) -> None:
-        if self.stage is not None:
-            for missing in self.stage.ledger.take():
-                self.stage.spooler.put("missing", missing.header())
-
-    def _open(self, runner: Any) -> None:
-        from hsprobe.probes.sglang.provenance import coordinates, describe, layers_of
-
-        self._place = coordinates()
-        if self.settings.ranks is not None and self._place["rank"] not in self.settings.ranks:
-            return
-        directory = self.settings.directory
-        if directory is None:
-            directory = directory_for_port(int(runner.server_args.port))
-            make_private(directory.parent)
-            remove_leftovers(directory)
-        make_private(directory)
-        name = "-".join(f"{axis}{self._place[axis]}" for axis in ("pp", "dp", "tp"))
-        self._armed_path = str(directory / ARMED)
-        ring = Ring(self.settings.memory, pinned=torch.cuda.is_available())
-        spooler = Spooler(directory / f"{name}-{os.getpid()}.spool", self.settings.max_bytes, ring)
-        self.stage = Stage(spooler, ring, Pressure(self.sampling.on_pressure))
-        asked = None if self.settings.ranks is None else sorted(self.settings.ranks)
-        hello = {
-            **self._place,
-            **layers_of(self.runners),
-            "ranks": asked,
-            "pid": os.getpid(),
-            "provenance": describe(self.runners, self.settings),
-        }
-        spooler.put("hello", hello)
-
-
-def _bytes(tensor: torch.Tensor) -> memoryview:
-    return tensor.cpu().numpy().data
+            self._keeper = Keeper(self.stage, self._requests)

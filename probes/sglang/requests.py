@@ -13,6 +13,11 @@ class Requests:
         self._known: set[str] = set()
         self._running: dict[str, Any] = {}
 
+    @property
+    def running(self) -> int:
+        """How many have begun and not ended."""
+        return len(self._running)
+
     def forget(self) -> None:
         """Another capture begins."""
         self._known.clear()

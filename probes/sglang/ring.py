@@ -1,40 +1,38 @@
-"""A ring of host memory, pinned where there is a GPU: the probe takes space in order, the writer returns it.
-
-One thread takes and another returns, so a plain integer on each side is enough.
-"""
+"""A ring of memory that the server takes space of in order, and its writer returns."""
 
 import torch
 
-ALIGNMENT = 64
+from hsprobe.probes.sglang.shared import RETURNED, Shared
+from hsprobe.probes.sglang.writer import ALIGNMENT
 
 
 class Ring:
     """Space for bytes on their way from the server's stream to the spool.
 
     Args:
-        capacity: bytes; never more is held.
-        pinned: page-locked memory, which a GPU writes to without the server waiting for it.
+        shared: the memory; its ring is all the space there is.
 
     Attributes:
+        capacity: bytes; never more is held.
         memory: [capacity] uint8 tensor.
-        view: the same memory as bytes.
     """
 
-    def __init__(self, capacity: int, *, pinned: bool) -> None:
-        self.capacity = max(capacity // ALIGNMENT, 1) * ALIGNMENT
-        self.memory = torch.empty(self.capacity, dtype=torch.uint8, pin_memory=pinned)
-        self.view = self.memory.numpy().data
+    def __init__(self, shared: Shared) -> None:
+        self.capacity = shared.capacity
+        self.memory = torch.frombuffer(
+            shared.map, dtype=torch.uint8, count=shared.capacity, offset=shared.ring_offset
+        )
+        self._words = shared.words
         self._taken = 0
-        self._returned = 0
 
     @property
     def used(self) -> int:
         """Bytes taken and not yet returned, what is left empty at the end of the ring included."""
-        return self._taken - self._returned
+        return self._taken - self._words[RETURNED]
 
     @property
     def mark(self) -> int:
-        """How far space has been taken; `release` takes it back up to here."""
+        """How far space has been taken; the writer returns it up to such a mark."""
         return self._taken
 
     def reserve(self, size: int) -> int | None:
@@ -44,7 +42,7 @@ class Ring:
         offset = start % self.capacity
         if offset + size > self.capacity:
             start, offset = start + self.capacity - offset, 0
-        if start + size - self._returned > self.capacity:
+        if start + size - self._words[RETURNED] > self.capacity:
             return None
         self._taken = start + size
         return offset
@@ -53,6 +51,7 @@ class Ring:
         """Whether `size` bytes could ever be had."""
         return size <= self.capacity
 
-    def release(self, mark: int) -> None:
-        """Return everything taken up to a `mark`. Called in the order in which it was taken."""
-        self._returned = mark
+
+def capacity_of(size: int) -> int:
+    """The ring's capacity for a budget of `size` bytes."""
+    return max(size // ALIGNMENT, 1) * ALIGNMENT

@@ -5,44 +5,74 @@ Letters: n rows of a tensor, W its width.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from hsprobe.probes.sglang.device import Device
 from hsprobe.probes.sglang.pressure import Ledger, Pressure
 from hsprobe.probes.sglang.ring import Ring
 from hsprobe.probes.sglang.sampling import Runs
-from hsprobe.probes.sglang.spooling import Job, Part, Piece, Spooler
+from hsprobe.probes.sglang.shared import Entry, Piece, Record, Tickets
+from hsprobe.probes.sglang.spooling import Spooler
 
+PASSES = 8
+"""As many passes are handed over at once: for the device to note that they are there takes a call, too."""
 HELD_SHARE = 8
-"""A job is handed over, though its pass is not at its end, once it holds this part of the ring."""
+"""Records are handed over, though their pass is not at its end, once they hold this part of the ring."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Bytes that are read together and become one piece.
+
+    Attributes:
+        spans: flat uint8 tensors that lie one after the other in the piece, and their addresses and sizes.
+        size: of all of them.
+    """
+
+    spans: tuple[tuple[torch.Tensor, int, int], ...]
+    size: int
+
+    @classmethod
+    def of(cls, spans: Sequence[torch.Tensor]) -> Part:
+        """A part of these flat uint8 tensors."""
+        found = tuple((span, span.data_ptr(), span.numel()) for span in spans)
+        return cls(found, sum(size for _, _, size in found))
 
 
 class Stage:
     """Collects the records of a pass and hands them to the writer together.
 
     Args:
-        spooler: the writer; it returns the ring's space.
-        ring: where copies go.
+        spooler: takes the records.
+        pressure: what to do without room.
+        device: copies from a GPU; None where tensors lie in host memory.
 
     Attributes:
-        pressure: what to do without room.
+        ring: where copies go.
         ledger: what is missing.
+        lock: held while a pass is recorded, so that no other thread hands over one half of it.
     """
 
-    def __init__(self, spooler: Spooler, ring: Ring, pressure: Pressure) -> None:
+    def __init__(self, spooler: Spooler, pressure: Pressure, device: Device | None = None) -> None:
         self.spooler = spooler
-        self.ring = ring
+        self.ring = Ring(spooler.shared)
         self.pressure = pressure
+        self.device = device
         self.ledger = Ledger()
-        self._records: list[tuple[str, dict[str, Any], Sequence[Part]]] = []
-        self._on_device = False
-        self._since = ring.mark
+        self.lock = threading.Lock()
+        self._records: list[Record] = []
+        self._streams: list[int] = []
+        self._since = 0
+        self._passes = 0
 
-    def add(self, kind: str, header: dict[str, Any], pieces: Sequence[Part] = ()) -> None:
+    def add(self, kind: str, header: Any, pieces: Sequence[Piece] = ()) -> None:
         """A record whose bytes were copied by this stage."""
-        self._records.append((kind, header, pieces))
+        self._records.append((kind, header, tuple(pieces)))
         if (self.ring.mark - self._since) * HELD_SHARE > self.ring.capacity:
             self.flush()
 
@@ -52,6 +82,8 @@ class Stage:
         Args:
             runs: which rows, as [first, last) runs; None for all.
         """
+        if self.device is not None and tensor_nW.is_cuda:
+            self._work_on(self.device.stream())
         rows = [(0, tensor_nW.shape[0])] if runs is None else [run for run in runs if run[0] < run[1]]
         row_size = tensor_nW[:1].numel() * tensor_nW.element_size()
         size = row_size * sum(last - first for first, last in rows)
@@ -65,29 +97,63 @@ class Stage:
             target = self.ring.memory[at:end].view(part.dtype).view(part.shape)
             target.copy_(part.detach(), non_blocking=True)
             at = end
-        self._on_device |= tensor_nW.is_cuda
-        return Piece(offset, size)
+        return offset, size
 
-    def bits(self, source: torch.Tensor, size: int) -> Piece | None:
-        """Copy `size` bytes that lie in one piece; None without room."""
-        offset = self.ring.reserve(size)
-        if offset is None and (offset := self._room(size)) is None:
-            return None
-        self.ring.memory[offset : offset + size].copy_(source, non_blocking=True)
-        self._on_device |= source.is_cuda
-        return Piece(offset, size)
+    def read(self, parts: Sequence[Part], stream: int | None) -> list[Piece] | None:
+        """Copy parts, from the device on a stream of it; None without room for all of them."""
+        if stream is not None:
+            self._work_on(stream)
+        pieces: list[Piece] = []
+        for part in parts:
+            offset = self._room(part.size)
+            if offset is None:
+                return None
+            pieces.append((offset, part.size))
+            for tensor, address, size in part.spans:
+                if self.device is not None and stream is not None:
+                    self.device.read(offset, address, size, stream)
+                else:
+                    self.ring.memory[offset : offset + size].copy_(tensor)
+                offset += size
+        return pieces
 
-    def flush(self) -> None:
-        """Hand what was collected to the writer; copies still under way end with an event."""
+    def end_pass(self) -> None:
+        """A pass is at its end; several are handed over at once."""
+        self._passes += 1
+        if self._passes >= PASSES:
+            self.flush()
+
+    def flush(self) -> Tickets:
+        """Hand what was collected to the writer; returns its tickets where copies are still under way."""
+        self._passes = 0
         if not self._records and self.ring.mark == self._since:
-            return
-        event = None
-        if self._on_device:
-            event = self.spooler.events.pop() if self.spooler.events else torch.cuda.Event()
-            event.record()
-        self._since = self.ring.mark
-        self.spooler.submit(Job(self._records, event, self._since))
-        self._records, self._on_device = [], False
+            return ()
+        tickets: Tickets = ()
+        if self._streams and self.device is not None:
+            tickets = tuple(self.device.mark(stream) for stream in self._streams)
+        records, self._records = self._records, []
+        self._streams, self._since = [], self.ring.mark
+        entry: Entry = (tickets, self._since, records)
+        if self.spooler.submit(entry):
+            return tickets
+
+        def again() -> int | None:
+            return 0 if self.spooler.submit(entry) else None
+
+        if self.pressure.wait(again, self._goes_on) is None:
+            self._lost(records)
+        return tickets
+
+    def _work_on(self, stream: int) -> None:
+        if stream not in self._streams:
+            self._streams.append(stream)
+
+    def _goes_on(self) -> bool:
+        return self.spooler.stopped is None
+
+    def _lost(self, records: Sequence[Record]) -> None:
+        for number in sorted({_pass_of(*record[:2]) for record in records} - {None}):
+            self.ledger.add("the writer fell behind, and too many records waited for it", number)
 
     def _room(self, size: int) -> int | None:
         offset = self.ring.reserve(size)
@@ -95,4 +161,8 @@ class Stage:
             return offset
         # What is held back here may itself be what fills the ring.
         self.flush()
-        return self.pressure.wait(lambda: self.ring.reserve(size), lambda: self.spooler.stopped is None)
+        return self.pressure.wait(lambda: self.ring.reserve(size), self._goes_on)
+
+
+def _pass_of(kind: str, header: Any) -> Any:
+    return header[1] if kind == "block" else header.get("pass")

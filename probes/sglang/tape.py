@@ -9,11 +9,16 @@ Letters: R rows of the graph (padding included), n of them in use, W width of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from hsprobe.probes.sglang.gather import Copy, gather
+from hsprobe.probes.sglang.labels import Form
+from hsprobe.probes.sglang.staging import Part
 
 COLUMN_ALIGNMENT = 16
 ROW_ALIGNMENT = 64
@@ -75,13 +80,6 @@ class Group:
     columns: list[Column]
     row_size: int
     flat: torch.Tensor
-    _cuts: dict[int, torch.Tensor] = field(default_factory=dict)
-
-    def cut(self, rows: int) -> torch.Tensor:
-        """The bytes of the first rows; kept, since making a view takes longer than all else in a read."""
-        if rows not in self._cuts:
-            self._cuts[rows] = self.flat[: rows * self.row_size]
-        return self._cuts[rows]
 
 
 @dataclass
@@ -95,6 +93,7 @@ class Tape:
         steps: forwards in the graph.
         left_out: sites whose copies found no room.
         labelled: whether token ids and positions are among the columns.
+        form, parts: the passes that were read last, and what of the buffer they use.
     """
 
     number: int
@@ -105,10 +104,14 @@ class Tape:
     groups: list[Group] = field(default_factory=list)
     left_out: set[str] = field(default_factory=set)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    form: Form | None = None
+    parts: list[Part] = field(default_factory=list)
     _columns: dict[tuple[int, str], Column] = field(default_factory=dict)
     _views: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict)
     _step: int = -1
     _recording: bool = False
+    _held: list[Copy] | None = None
+    _done: set[tuple[int, str]] = field(default_factory=set)
 
     @property
     def on_gpu(self) -> bool:
@@ -123,6 +126,7 @@ class Tape:
         """The graph's code is about to run: to warm up, or to be captured."""
         self._recording = recording
         self._step = -1
+        self._done.clear()
         if not recording:
             self._columns.clear()
 
@@ -150,11 +154,41 @@ class Tape:
         view = self._views.get(key)
         if view is None:
             return
-        first = 0
+        first, copies = 0, []
         for part in parts:
             size = part.shape[1] * part.element_size()
-            _copy(view[:, first : first + size], part.detach())
+            copies.append((view[:, first : first + size], part.detach()))
             first += size
+        if self._held is None:
+            gather(copies)
+        else:
+            self._held += copies
+        self._done.add(key)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is put in this context is copied at its end, at once; nothing in it changes a tensor."""
+        if self._held is not None:
+            yield
+            return
+        self._held = []
+        try:
+            yield
+            by_rows: dict[int, list[Copy]] = {}
+            for copy in self._held:
+                by_rows.setdefault(copy[0].shape[0], []).append(copy)
+            for copies in by_rows.values():
+                gather(copies)
+        except BaseException:
+            self._done.clear()
+            raise
+        finally:
+            self._held = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that is read of the graph was copied in it."""
+        return self._done == self._views.keys()
 
     def labels(self, ids_R: torch.Tensor, positions_R: torch.Tensor) -> None:
         """Copy what each row of the pass is."""
@@ -230,12 +264,3 @@ def _arrange(columns: Sequence[Column]) -> int:
 
 def _size(columns: Iterable[Column]) -> int:
     return sum(rows * _arrange(members) for rows, members in _by_rows(columns))
-
-
-def _copy(target_RS: torch.Tensor, source_RW: torch.Tensor) -> None:
-    """Copy bits; eight bytes at a time where they lie so."""
-    wide = source_RW.is_contiguous() and target_RS.shape[1] % 8 == 0 and source_RW.data_ptr() % 8 == 0
-    if wide and source_RW.storage_offset() * source_RW.element_size() % 8 == 0:
-        target_RS.view(torch.int64).copy_(source_RW.view(torch.int64))
-    else:
-        target_RS.view(source_RW.dtype).copy_(source_RW)

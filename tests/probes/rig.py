@@ -13,12 +13,10 @@ from types import SimpleNamespace
 import torch
 
 from hsprobe.probes.sglang.graphs import Graphs
-from hsprobe.probes.sglang.pressure import Pressure
+from hsprobe.probes.sglang.opening import Opened, open_stage
 from hsprobe.probes.sglang.recorder import Recorder
-from hsprobe.probes.sglang.ring import Ring
 from hsprobe.probes.sglang.settings import SITES, Settings
-from hsprobe.probes.sglang.spooling import Spooler
-from hsprobe.probes.sglang.staging import Stage
+from hsprobe.probes.sglang.shared import WRITER
 from hsprobe.trace.blocks import Expander
 from hsprobe.trace.place import ARMED
 from hsprobe.trace.spool import Record, SpoolReader
@@ -71,23 +69,32 @@ class Rig:
     def __init__(self, folder: Path, rows: int, per_request: int = 1, **settings) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.recorder = Recorder(Settings(folder, frozenset(SITES), None, **settings))
+        self.recorder = Recorder(Settings(folder, frozenset(SITES), None, **settings), self._opened)
         self.graphs = Graphs(self.recorder, settings.get("device_memory", 1 << 20), lambda: Backend.capturing)
         self.recorder.graphs = self.graphs
         self.backend = Backend()
         self.rows, self.per_request = rows, per_request
+        self.ended = True
         self.hidden_RW = torch.zeros(rows, W, dtype=torch.bfloat16)
         self.ids_R = torch.zeros(rows, dtype=torch.int32)
         self.positions_R = torch.zeros(rows, dtype=torch.int64)
-        self.recorder._open = self._open
+        self.spool = folder / "rank-0.spool"
 
-    def _open(self, runner) -> None:
-        recorder = self.recorder
-        recorder._place = PLACE
-        recorder._armed_path = str(self.folder / ARMED)
-        ring = Ring(recorder.settings.memory, pinned=False)
-        spooler = Spooler(self.folder / "rank-0.spool", recorder.settings.max_bytes, ring)
-        recorder.stage = Stage(spooler, ring, Pressure(recorder.sampling.on_pressure))
+    def _opened(self, settings, runners) -> Opened:
+        return Opened(PLACE, open_stage(settings, self.spool), self.folder / ARMED)
+
+    @property
+    def shared(self):
+        """The memory that the recorder and its writer share."""
+        return self.recorder.stage.spooler.shared
+
+    def writer(self) -> int:
+        """The writer's process id, once it runs."""
+        deadline = time.monotonic() + 20
+        while not self.shared.words[WRITER]:
+            assert time.monotonic() < deadline, "the writer did not start"
+            time.sleep(0.01)
+        return self.shared.words[WRITER]
 
     def model(self) -> None:
         """The forward that is captured: two sites, one of them twice as wide and in two parts, and labels."""
@@ -110,7 +117,8 @@ class Rig:
 
     def step(self, rids: list[str], rows: int, mode: str, forward: Callable[[], None]) -> None:
         """One step of the scheduler, of a batch of these requests."""
-        requests = [SimpleNamespace(rid=rid, origin_input_ids=[1, 2], finished=lambda: False) for rid in rids]
+        one = {"origin_input_ids": [1, 2], "output_ids": [3], "finished": lambda: self.ended}
+        requests = [SimpleNamespace(rid=rid, **one) for rid in rids]
         batch = SimpleNamespace(
             forward_mode=SimpleNamespace(name=mode),
             rids=rids,
@@ -165,12 +173,11 @@ class Rig:
     def records(self, seconds: float = 20.0) -> list[Record]:
         """Ordinary records, once the writer says that it has written all."""
         deadline = time.monotonic() + seconds
-        path = self.folder / "rank-0.spool"
         while time.monotonic() < deadline:
             stage = self.recorder.stage
-            under_way = stage is None or stage.spooler._jobs or stage.ring.used
-            found = list(SpoolReader(path)) if path.exists() and not under_way else []
-            if found and found[-1].kind == "idle":
+            under_way = stage is None or not self.shared.at_rest or stage.ring.used
+            found = list(SpoolReader(self.spool)) if self.spool.exists() and not under_way else []
+            if found and found[-1].kind == "idle" and self.shared.at_rest:
                 expander = Expander()
                 return [one for record in found for one in expander.expand(record)]
             time.sleep(0.02)

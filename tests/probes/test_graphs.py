@@ -1,5 +1,6 @@
 """Capture inside graphs: the recorder, ring and writer of a GPU, and a graph that is a Python function."""
 
+import time
 import zlib
 from types import SimpleNamespace
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from rig import Backend, Key, Rig, bits, tensors
 
+from hsprobe.probes.sglang.recorder import LOOK_SECONDS
 from hsprobe.probes.sglang.sampling import Sampling
 from hsprobe.trace.place import ARMED
 from hsprobe.trace.spool import SpoolReader
@@ -19,6 +21,7 @@ def test_a_server_that_is_not_armed_replays_the_graph_without_copies(tmp_path):
     rig.arm()
     assert rig.run(["a"])[0] == "graph with copies"
     (tmp_path / ARMED).unlink()
+    time.sleep(2 * LOOK_SECONDS)
     assert rig.run(["a"])[0] == "graph"
     assert len([r for r in rig.records() if r.kind == "pass"]) == 1
 
@@ -123,6 +126,24 @@ def test_a_second_graph_that_cannot_be_captured_costs_the_recording_not_the_serv
     reasons = [r.header["reason"] for r in rig.records() if r.kind == "gap"]
     assert any("no room for a second graph" in reason for reason in reasons)
     assert any("without the probes' copies" in reason for reason in reasons)
+
+
+def test_a_graph_in_which_a_copy_is_missing_is_not_recorded(tmp_path):
+    rig = Rig(tmp_path, 4)
+    take, calls = rig.recorder.take, []
+
+    def sometimes(labelled, name, *args, **kwargs):
+        calls.append(name)
+        if calls.count("aux") < 2 or name != "aux":
+            take(labelled, name, *args, **kwargs)
+
+    rig.recorder.take = sometimes
+    rig.capture()
+    rig.arm()
+    assert rig.run(["a"])[0] == "graph"
+    records = rig.records()
+    assert any("a copy is missing" in r.header["reason"] for r in records if r.kind == "gap")
+    assert not tensors(records, "layer/003")
 
 
 def test_a_model_run_for_capturing_leaves_nothing_in_the_pass_under_way(tmp_path):

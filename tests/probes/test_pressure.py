@@ -1,6 +1,9 @@
 """When the writer falls behind: what is dropped is counted and named, what is kept is whole and right."""
 
+import os
+import signal
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -8,26 +11,33 @@ import torch
 from rig import Rig, bits, tensors
 
 from hsprobe.probes.sglang.pressure import RANGES_NAMED, Ledger, Pressure
-from hsprobe.probes.sglang.ring import ALIGNMENT, Ring
+from hsprobe.probes.sglang.recorder import LOOK_SECONDS
+from hsprobe.probes.sglang.ring import Ring
 from hsprobe.probes.sglang.sampling import Sampling, from_environment
+from hsprobe.probes.sglang.shared import RETURNED, Shared
+from hsprobe.probes.sglang.writer import ALIGNMENT
 from hsprobe.trace.place import ARMED
 from hsprobe.trace.spool import SpoolReader
 
 KIB = 1 << 10
 
 
-def hold(rig: Rig) -> threading.Event:
-    """A writer that writes nothing until the event is set, as on a disk that hangs."""
-    go = threading.Event()
-    spooler = rig.recorder.stage.spooler
-    write = spooler._write_all
+class Held:
+    """A writer that is stopped, as on a disk that hangs, until it is set free."""
 
-    def slow(jobs):
-        go.wait()
-        write(jobs)
+    def __init__(self, rig: Rig) -> None:
+        self._pid = rig.writer()
+        os.kill(self._pid, signal.SIGSTOP)
+        self.free = False
 
-    spooler._write_all = slow
-    return go
+    def set(self) -> None:
+        self.free = True
+        os.kill(self._pid, signal.SIGCONT)
+
+
+def ring_of(capacity: int) -> tuple[Ring, Shared]:
+    shared = Shared.create(1 << 12, capacity)
+    return Ring(shared), shared
 
 
 def missing(records):
@@ -36,20 +46,19 @@ def missing(records):
 
 class TestRing:
     def test_space_is_given_in_order_and_again_once_it_was_returned(self):
-        ring = Ring(4 * ALIGNMENT, pinned=False)
+        ring, shared = ring_of(4 * ALIGNMENT)
         assert [ring.reserve(ALIGNMENT) for _ in range(5)] == [0, 64, 128, 192, None]
-        first = 2 * ALIGNMENT
-        ring.release(first)
+        shared.words[RETURNED] = 2 * ALIGNMENT
         assert ring.used == 2 * ALIGNMENT
         assert [ring.reserve(1), ring.reserve(ALIGNMENT), ring.reserve(1)] == [0, 64, None]
 
     def test_a_piece_is_never_cut_in_two_at_the_end(self):
-        ring = Ring(4 * ALIGNMENT, pinned=False)
+        ring, shared = ring_of(4 * ALIGNMENT)
         assert ring.reserve(3 * ALIGNMENT) == 0
-        ring.release(ring.mark)
+        shared.words[RETURNED] = ring.mark
         assert ring.reserve(2 * ALIGNMENT) == 0
         assert ring.used == 3 * ALIGNMENT
-        ring.release(ring.mark)
+        shared.words[RETURNED] = ring.mark
         assert ring.used == 0
         assert ring.reserve(4 * ALIGNMENT) is None
         assert ring.fits(4 * ALIGNMENT)
@@ -58,14 +67,14 @@ class TestRing:
     @pytest.mark.parametrize("seed", range(4))
     def test_pieces_in_use_never_overlap(self, seed):
         generator = torch.Generator().manual_seed(seed)
-        ring = Ring(64 * ALIGNMENT, pinned=False)
+        ring, shared = ring_of(64 * ALIGNMENT)
         live: list[tuple[int, int, int]] = []
         for _ in range(3000):
             size = int(torch.randint(1, 20 * ALIGNMENT, (1,), generator=generator))
             offset = ring.reserve(size)
             if offset is None:
                 assert live
-                ring.release(live.pop(0)[2])
+                shared.words[RETURNED] = live.pop(0)[2]
                 continue
             assert offset + size <= ring.capacity
             assert all(offset + size <= a or b <= offset for a, b, _ in live)
@@ -79,7 +88,7 @@ class TestDrop:
         rig.arm()
         rig.run(["a"])
         rig.records()
-        go = hold(rig)
+        go = Held(rig)
         expected = {number: rig.run(["a", "b", "c"], seed=number)[1] for number in range(2, 42)}
         go.set()
         records = rig.records()
@@ -99,7 +108,7 @@ class TestDrop:
         rig.arm()
         rig.eager(["a"], rows=8)
         rig.records()
-        go = hold(rig)
+        go = Held(rig)
         computed = rig.eager(["a"], rows=64, layers=20, width=64)
         go.set()
         records = rig.records()
@@ -122,10 +131,11 @@ class TestDrop:
         rig.arm()
         rig.run(["a"])
         rig.records()
-        go = hold(rig)
+        go = Held(rig)
         for seed in range(30):
             rig.run(["a", "b"], seed=seed)
         (tmp_path / ARMED).unlink()
+        time.sleep(2 * LOOK_SECONDS)
         rig.run(["a"])
         go.set()
         assert sum(gone["passes"] for gone in missing(rig.records())) > 0
@@ -138,10 +148,10 @@ class TestBlock:
         rig.arm('{"on_pressure": "block"}')
         rig.run(["a"])
         rig.records()
-        go = hold(rig)
+        go = Held(rig)
         threading.Timer(0.3, go.set).start()
         expected = [rig.run(["a", "b"], seed=seed)[1] for seed in range(200)]
-        assert go.is_set()
+        assert go.free
         records = rig.records()
         layers = tensors(records, "layer/003")[1:]
         assert len(layers) == 200
@@ -165,7 +175,7 @@ class TestSample:
         rig.arm('{"on_pressure": "sample"}')
         rig.run(["a"])
         rig.records()
-        go = hold(rig)
+        go = Held(rig)
         for seed in range(60):
             rig.run(["a", "b"], seed=seed)
         stride = rig.recorder.stage.pressure.stride

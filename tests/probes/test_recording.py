@@ -1,13 +1,18 @@
 """The recorder with real tensors and a real spool, without a server around it."""
 
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from hsprobe.probes.sglang.labels import read_pass
+from hsprobe.probes.sglang.labels import Labeller, read_pass
 from hsprobe.probes.sglang.placing import NotRecordable
-from hsprobe.probes.sglang.spooling import Copy, Spooler
+from hsprobe.probes.sglang.pressure import Pressure
+from hsprobe.probes.sglang.sampling import Sampling
+from hsprobe.probes.sglang.spooling import Spooler
+from hsprobe.probes.sglang.staging import Stage
 from hsprobe.trace.spool import SpoolReader
 
 
@@ -23,13 +28,14 @@ def batch_of(mode: str, rows: list[int], **more):
     )
 
 
+EVERYTHING = Sampling()
 TARGET, DRAFT = SimpleNamespace(is_draft_worker=False), SimpleNamespace(is_draft_worker=True)
 
 
 def test_rows_belong_to_requests_by_phase():
-    prefill = read_pass(1, 1, TARGET, batch_of("EXTEND", [3, 5], extend_seq_lens_cpu=[3, 5]))
+    prefill = read_pass(1, 1, TARGET, batch_of("EXTEND", [3, 5], extend_seq_lens_cpu=[3, 5])).form
     assert (prefill.phase, prefill.req_rows, prefill.n_rows) == ("prefill", [3, 5], 8)
-    verify = read_pass(2, 2, TARGET, batch_of("TARGET_VERIFY", [4, 4]))
+    verify = read_pass(2, 2, TARGET, batch_of("TARGET_VERIFY", [4, 4])).form
     assert (verify.phase, verify.req_rows) == ("verify", [4, 4])
     assert read_pass(3, 3, TARGET, batch_of("DECODE", [1, 1])).phase == "decode"
     assert read_pass(4, 4, DRAFT, batch_of("DECODE", [1, 1])).phase == "draft_decode"
@@ -42,20 +48,27 @@ def test_batches_without_rows_are_left_out_and_unknown_ones_refused():
         read_pass(1, 1, TARGET, batch_of("DLLM_EXTEND", [2]))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn])
-def test_a_copy_keeps_the_bits_that_were_there_when_it_was_made(dtype):
-    source = torch.randn(5, 6).to(dtype)[:, ::2]
-    expected = source.clone().contiguous().view(torch.uint8).numpy().tobytes()
-    copy = Copy(source)
-    source.zero_()
-    assert bytes(copy.bytes()) == expected
-    assert copy.shape == [5, 3]
-    assert copy.dtype == str(dtype).removeprefix("torch.")
+def test_the_steps_of_a_batch_have_one_form_until_it_changes():
+    labeller, verify = Labeller(), [4, 4]
+
+    def read(number, rows, sampling=EVERYTHING):
+        return labeller.read(number, number, TARGET, batch_of("TARGET_VERIFY", rows), sampling)
+
+    first, second = read(1, verify), read(2, verify)
+    assert first.form is second.form
+    assert (first.number, second.number) == (1, 2)
+    assert read(3, [4]).form.rids == ["r0"]
+    assert read(4, verify).form is not first.form
+    labeller.forget()
+    chosen = read(5, verify, Sampling(requests="r1")).form
+    assert (chosen.header()["rids"], chosen.runs_of(None)) == (["r1"], [(4, 4), (4, 8)])
 
 
-def wait_for(spool, kind, seconds=5.0):
-    import time
+def spooler_at(path: Path, max_bytes: int = 1 << 20) -> Stage:
+    return Stage(Spooler(path, max_bytes, 1 << 16), Pressure("drop"))
 
+
+def wait_for(spool, kind, seconds=20.0):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         records = list(SpoolReader(spool)) if spool.exists() else []
@@ -65,23 +78,51 @@ def wait_for(spool, kind, seconds=5.0):
     raise AssertionError(f"no {kind} record at the end of {spool}")
 
 
+def put(stage: Stage, tensor: torch.Tensor, number: int) -> None:
+    piece = stage.copy(tensor)
+    assert piece is not None
+    stage.add("tensor", {"pass": number}, (piece,))
+    stage.flush()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn])
+def test_a_copy_keeps_the_bits_that_were_there_when_it_was_made(dtype, tmp_path):
+    stage = spooler_at(tmp_path / "rank.spool")
+    source = torch.randn(5, 6).to(dtype)[:, ::2]
+    expected = source.clone().contiguous().view(torch.uint8).numpy().tobytes()
+    put(stage, source, 1)
+    source.zero_()
+    assert bytes(wait_for(tmp_path / "rank.spool", "idle")[0].payload) == expected
+
+
 def test_records_come_in_order_and_the_spool_says_when_its_queue_is_empty(tmp_path):
-    spooler = Spooler(tmp_path / "rank.spool", max_bytes=1 << 20)
+    stage = spooler_at(tmp_path / "rank.spool")
     tensors = [torch.randn(4, 3) for _ in range(10)]
     for i, tensor in enumerate(tensors):
-        spooler.put("tensor", {"pass": i}, (Copy(tensor),))
-    records = wait_for(spooler.path, "idle")
+        put(stage, tensor, i)
+    records = wait_for(tmp_path / "rank.spool", "idle")
     assert [r.header.get("pass") for r in records[:-1]] == list(range(10))
     for record, tensor in zip(records, tensors, strict=False):
         assert bytes(record.payload) == tensor.numpy().tobytes()
 
 
 def test_a_full_spool_stops_recording_and_leaves_a_gap(tmp_path):
-    spooler = Spooler(tmp_path / "rank.spool", max_bytes=100)
+    stage = spooler_at(tmp_path / "rank.spool", max_bytes=100)
     for i in range(4):
-        spooler.put("tensor", {"pass": i}, (Copy(torch.zeros(10)),))
-    records = wait_for(spooler.path, "gap")
+        put(stage, torch.zeros(10), i)
+    records = wait_for(tmp_path / "rank.spool", "gap")
     assert [r.header["pass"] for r in records] == [0, 1, 2]
     assert "limit of 100 bytes" in records[-1].header["reason"]
-    spooler.put("tensor", {"pass": 9}, (Copy(torch.zeros(10)),))
-    assert len(list(SpoolReader(spooler.path))) == 3
+    assert "limit of 100 bytes" in stage.spooler.stopped
+    put(stage, torch.zeros(10), 9)
+    time.sleep(0.3)
+    assert len(list(SpoolReader(tmp_path / "rank.spool"))) == 3
+
+
+def test_a_spool_that_cannot_be_written_stops_the_recording(tmp_path):
+    stage = spooler_at(tmp_path / "no-such-folder" / "rank.spool")
+    deadline = time.monotonic() + 20
+    while stage.spooler.stopped is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert "cannot be written" in stage.spooler.stopped
+    put(stage, torch.zeros(10), 1)

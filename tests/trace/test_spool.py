@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hsprobe.errors import HsprobeError
-from hsprobe.trace.spool import Record, SpoolReader, SpoolWriter, read_spool
+from hsprobe.trace.spool import Record, SpoolReader, SpoolWriter, read_spool, wait_until_closed
 
 records = st.lists(
     st.tuples(
@@ -268,3 +268,12 @@ def test_what_a_server_imports_is_standard_library_only(module: str) -> None:
     program = f"import sys, {module}; print({{'numpy', 'h5py', 'torch', 'ml_dtypes'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_the_end_of_a_spools_writing_can_be_waited_for(tmp_path):
+    path = tmp_path / "a.spool"
+    assert wait_until_closed(path, 0)
+    writer = SpoolWriter(path)
+    assert not wait_until_closed(path, 0.05)
+    threading.Timer(0.2, writer.close).start()
+    assert wait_until_closed(path, 10)
