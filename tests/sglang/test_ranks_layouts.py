@@ -31,7 +31,9 @@ def test_planted_codes_are_named_and_no_others(gallery, case):
     if not case.codes:
         # Nothing is wrong because all was looked at, not because nothing was.
         coverage = outcome.report.coverage
-        assert coverage.matched >= 0.9 * coverage.train_rows
+        # In half precision the two servers' answers part at some token, and with them the contexts.
+        least = 0.9 if case.serving.dtype == "float32" else 0.6
+        assert coverage.matched >= least * coverage.train_rows
         if case.training.layers is None:
             assert [line.depth for line in outcome.report.layers] == [*range(LAYERS + 1), "final"]
 
