@@ -120,8 +120,6 @@ class Kitchen:
         environment = cpu.environment(overlap=configuration.overlap, ranks=configuration.ranks)
         if configuration.fused:
             environment[cpu.FUSED] = str(out.with_suffix(".fused"))
-        if configuration.ranks > 1:
-            environment[cpu.COUNTED] = str(out.with_suffix(".counted"))
         done = run_hsprobe(
             "capture",
             "--server",

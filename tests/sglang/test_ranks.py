@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -65,21 +64,6 @@ def test_sums_are_fused_where_that_was_asked_for(served):
     assert fused.exists() == configuration.fused
     if configuration.fused:
         assert sorted(fused.read_text().split()) == ["0", "1"]
-
-
-def test_recording_adds_no_collective_to_any_forward(served):
-    """What a forward communicates is the same while every site is recorded and while none is."""
-    captured, _, _ = served
-    counts = defaultdict(lambda: defaultdict(set))
-    for line in captured.trace.with_suffix(".counted").read_text().splitlines():
-        rank, model, mode, armed, count = line.split()
-        counts[rank, model, mode][armed].add(int(count))
-    kinds = {(model, mode) for _, model, mode in counts}
-    assert {("target", "EXTEND"), ("target", "TARGET_VERIFY"), ("draft", "EXTEND")} <= kinds
-    for (_, model, mode), seen in counts.items():
-        assert seen["armed"] == seen["at-rest"], (model, mode)
-        assert len(seen["armed"]) == 1, (model, mode)
-        assert model == "draft" or min(seen["armed"]) > 2 * LAYERS
 
 
 @pytest.mark.parametrize("rank", [0, 1])
