@@ -168,20 +168,24 @@ def test_changed_inputs_start_it_anew_and_say_so(audit: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_comparison_goes_on(number: signal.Signals, tmp_path: Path) -> None:
-    """Shards are made small and slow, so that there is a middle to stop in."""
+    """Shards are made small, and the run waits after twenty, so that there is a middle to stop in."""
     write(tmp_path / "a.h5", 20_000, 256, 0.0)
     write(tmp_path / "b.h5", 20_000, 256, 0.001)
+    hold = tmp_path / "hold"
+    hold.touch()
     program = (
-        "import sys, time\n"
+        "import itertools, os, sys, time\n"
         "from functools import partial\n"
         "from hsprobe.compare import direct, engine\n"
         "from hsprobe.compare.shards import cut\n"
         "direct.cut = partial(cut, most=200_000)\n"
-        "run = engine.run\n"
-        "def slow(*given):\n"
-        "    time.sleep(0.02)\n"
+        "run, number = engine.run, itertools.count()\n"
+        "def held(*given):\n"
+        "    late = next(number) >= 20\n"
+        "    while late and os.path.exists('hold'):\n"
+        "        time.sleep(0.01)\n"
         "    return run(*given)\n"
-        "engine.run = slow\n"
+        "engine.run = held\n"
         "from hsprobe.cli import main\n"
         "sys.exit(main(['diff', 'a.h5', 'b.h5', '--journal', 'j', '--format', 'json', '-o', 'out.json']))\n"
     )
@@ -191,6 +195,7 @@ def test_an_interrupted_comparison_goes_on(number: signal.Signals, tmp_path: Pat
         time.sleep(0.01)
     assert running.poll() is None, "it was done before it could be stopped"
     os.kill(running.pid, number)
+    hold.unlink()
     running.communicate()
     assert running.returncode != 0
     before = journal.read_bytes().count(b"\n")
