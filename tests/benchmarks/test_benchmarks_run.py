@@ -19,6 +19,7 @@ def _names(rows: list[Row]) -> str:
 
 
 def test_speed_has_a_line_for_every_contender(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "_ROUNDS", 1)
     # SGLang's imports alone take a quarter of a minute.
     monkeypatch.setattr(speed, "comparator", lambda folder, size, dtype, width: (1e-6, 1.0))
     rows = list(speed.measure(1, WIDTH))
