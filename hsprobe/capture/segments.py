@@ -62,7 +62,7 @@ class Segment:
         run: counts the processes that were this rank before it, in this folder of spools.
         passes: by number, in the order in which they ran.
         logs: token ids by request id.
-        finished: whether the process said that it had written all it recorded.
+        finished: whether the process said that it had written all it recorded, and came to the end of it.
         torn: whether the spool breaks off here.
         row_of: pass number -> [T] row of the trace that each row of the pass became, -1 for none.
         not_joined: numbers of passes whose labels contradict those of another rank.
@@ -121,7 +121,8 @@ class Segment:
         if record.kind in ("pass", "tensor"):
             self.finished = False
         elif record.kind in _SETTLED:
-            self.finished = True
+            # A process that stands still has written all, too, but not come to the end of its requests.
+            self.finished = not record.header.get("running")
         try:
             if record.kind == "request":
                 self._log(str(record.header["rid"])).set_prompt([int(i) for i in record.header["origin_ids"]])
@@ -165,7 +166,12 @@ class Segment:
                 Gap("the spool breaks off in the middle of a record; what follows is lost", number=last)
             )
         elif not self.finished:
-            self.gaps.append(Gap("the process ended before it had written all it recorded", number=last))
+            self.gaps.append(
+                Gap(
+                    "the process ended, or stood still, before its requests were done",
+                    number=last,
+                )
+            )
 
 
 def read_segments(path: Path, start: int) -> list[Segment]:

@@ -101,22 +101,26 @@ class Writer:
 
     def run(self) -> None:
         """Write until the server has ended."""
-        told_idle, since = True, time.monotonic()
+        # Requests under way when it was last told; None while there is something to tell.
+        told: int | None = 0
+        since = time.monotonic()
         while True:
             dead = self._server.ended
             wrote = self.write_batch(dead)
             if wrote:
-                told_idle, since = False, time.monotonic()
+                told, since = None, time.monotonic()
                 if wrote == MORE or self._much():
                     continue
             elif dead:
                 self.settle()
                 return
             quiet = time.monotonic() - since
-            rest = STUCK_SECONDS if self._shared.words[RUNNING] else IDLE_SECONDS
-            if not told_idle and quiet > rest and self._shared.at_rest:
-                self._queue.put((self._prepared([("idle", {}, ())]), self._position, -1, None))
-                told_idle = True
+            running = int(self._shared.words[RUNNING])
+            rest = STUCK_SECONDS if running else IDLE_SECONDS
+            if told != running and (told is None or not running) and quiet > rest and self._shared.at_rest:
+                idle = ("idle", {"running": running}, ())
+                self._queue.put((self._prepared([idle]), self._position, -1, None))
+                told = running
             time.sleep(TICK_SECONDS if quiet < 1 else REST_SECONDS)
 
     def _much(self) -> bool:

@@ -84,6 +84,17 @@ def test_only_what_follows_the_start_offset_is_taken(server: Server) -> None:
     assert summary.state == "complete"
 
 
+def test_a_process_that_stood_still_has_not_come_to_the_end(server: Server) -> None:
+    server.run("prefill", {"a": (0, [1, 2])})
+    server.spool.append("idle", {"running": 1})
+    server.spool.close()
+    out = server.path.with_name("infer.h5")
+    assert assemble([server.path], out, provenance={}).state == "recovered"
+    with Trace.open(out) as trace:
+        (gap,) = trace.gaps
+        assert "stood still" in gap["reason"]
+
+
 def test_a_spool_torn_anywhere_gives_a_trace_of_what_came_before(server: Server, tmp_path: Path) -> None:
     server.request("a", [1, 2])
     server.run("prefill", {"a": (0, [1, 2])})

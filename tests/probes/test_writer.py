@@ -67,6 +67,19 @@ def test_what_a_server_published_before_it_was_killed_is_written_and_its_writer_
     )
 
 
+def test_what_is_written_while_a_request_stands_still_is_told_apart_from_its_end(tmp_path):
+    rig = Rig(tmp_path, 4)
+    rig.ended = False
+    rig.capture()
+    rig.arm()
+    rig.run(["a"])
+    idle = [record for record in rig.records() if record.kind == "idle"]
+    assert [record.header["running"] for record in idle] == [1]
+    rig.ended = True
+    until(lambda: list(SpoolReader(rig.spool))[-1].header.get("running") == 0)
+    assert list(SpoolReader(rig.spool))[-1].kind == "idle"
+
+
 def test_a_writer_that_dies_ends_the_recording_with_a_gap_and_the_server_goes_on(tmp_path):
     rig = Rig(tmp_path, 4, memory=4 << 10)
     rig.capture()
