@@ -45,8 +45,10 @@ types: env
 	@ln -s $(CURDIR)/hsprobe/* $(CURDIR)/probes $(CURDIR)/fixtures build/typing/hsprobe
 	MYPYPATH=build/typing $(RUN) -m mypy -p hsprobe
 
+# Files of tests go to whichever of the processes is free. One thread each for the kernels: two processes' threads
+# on two cores wait for one another.
 unit: env
-	$(RUN) -m pytest
+	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=40
 
 env: .venv/ready
 

@@ -2,10 +2,11 @@
 
 Quantiles come from counts in logarithmic bins, which is the idea of DDSketch: merging adds counts, so
 that any split and order of the rows gives the same figure to the bit, and with it the same verdict. The
-sketches of `datasketches` do not: 200,000 lognormal errors in 64 parts, merged in eight orders, gave 99.5
-% quantiles that differ by 11 % with KLL (k = 200) and by 0.4 % with REQ (k = 12), both of which throw
-coins (KLL by 19 % even in one and the same order), and by 1.3 % with a t-digest (k = 200), which depends
-on the order. The bins are 3.7 % wide and did not differ.
+library `ddsketch` (3.0.1) merges exactly as well, but takes one value at a time in Python: 1.6 us each, 55
+times as long as counting 200,000 at once. The sketches of `datasketches` depend on the order: 200,000
+lognormal errors in 64 parts, merged in eight orders, gave 99.5 % quantiles that differ by 11 % with KLL (k =
+200) and by 0.4 % with REQ (k = 12), both of which throw coins (KLL by 19 % even in one and the same order),
+and by 1.3 % with a t-digest (k = 200). The bins are 3.7 % wide and did not differ.
 
 Shapes: n rows, H channels.
 """

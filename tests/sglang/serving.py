@@ -1,10 +1,14 @@
 """Captures from real SGLang servers, one for each configuration, shared by every test that looks at it."""
 
+import fcntl
+import hashlib
+import json
 import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hsprobe.fixtures import cpu, models
@@ -57,7 +61,6 @@ class Captured:
     returncode: int
     stdout: str
     stderr: str
-    environment: dict[str, str] = field(repr=False, default_factory=dict)
 
 
 def run_hsprobe(*arguments: str | Path, environment: dict[str, str] | None = None, seconds: float = 120):
@@ -72,31 +75,34 @@ def run_hsprobe(*arguments: str | Path, environment: dict[str, str] | None = Non
 
 
 class Kitchen:
-    """Makes models, prompts and captures below one folder, each once."""
+    """Makes models, prompts and captures below one folder, each once, whatever number of processes ask."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._captures: dict[Configuration, Captured] = {}
-        self._references: dict[tuple[str, str], Path] = {}
+
+    def _once(self, path: Path, make: Callable[[Path], object]) -> Path:
+        """Make what `path` names unless another test, here or in another process, has."""
+        with path.with_name(f"{path.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                make(path)
+        return path
 
     def target(self, kind: str) -> Path:
-        path = self.folder / kind
-        if not path.exists():
-            _WRITERS[kind](path)
-        return path
+        return self._once(self.folder / kind, _WRITERS[kind])
 
     def draft(self, kind: str, ids: tuple[int, ...]) -> Path:
-        path = self.folder / f"{kind}-draft-{'_'.join(map(str, ids))}"
-        if not path.exists():
-            models.write_eagle3_draft(path, self.target(kind), layer_ids=ids)
-        return path
+        target = self.target(kind)
+        return self._once(
+            self.folder / f"{kind}-draft-{'_'.join(map(str, ids))}",
+            lambda path: models.write_eagle3_draft(path, target, layer_ids=ids),
+        )
 
     def prompts(self) -> Path:
         """Four prompts of different lengths."""
-        path = self.folder / "prompts.jsonl"
         lines = [str([(7 * i + 3 * j) % 256 for j in range(5 + 9 * i)]) for i in range(4)]
-        path.write_text("".join(f'{{"input_ids": {line}}}\n' for line in lines))
-        return path
+        text = "".join(f'{{"input_ids": {line}}}\n' for line in lines)
+        return self._once(self.folder / "prompts.jsonl", lambda path: path.write_text(text))
 
     def server_arguments(self, configuration: Configuration) -> list[str]:
         arguments = [f"--model-path={self.target(configuration.target)}", *cpu.SERVER_ARGUMENTS]
@@ -111,12 +117,19 @@ class Kitchen:
 
     def capture(self, configuration: Configuration) -> Captured:
         """Serve, capture and stop, the first time it is asked for."""
-        if configuration not in self._captures:
-            self._captures[configuration] = self._capture(configuration)
-        return self._captures[configuration]
+        name = hashlib.sha256(repr(configuration).encode()).hexdigest()[:12]
+        out = self.folder / f"infer-{name}.h5"
 
-    def _capture(self, configuration: Configuration) -> Captured:
-        out = self.folder / f"infer-{len(self._captures)}.h5"
+        def make(record: Path) -> None:
+            record.write_text(json.dumps(asdict(self._capture(configuration, out)), default=str))
+
+        record = self._once(out.with_suffix(".json"), make)
+        found = Captured(**json.loads(record.read_text()))
+        found.trace, found.target = out, self.target(configuration.target)
+        found.draft = None if found.draft is None else Path(found.draft)
+        return found
+
+    def _capture(self, configuration: Configuration, out: Path) -> Captured:
         environment = cpu.environment(overlap=configuration.overlap, ranks=configuration.ranks)
         if configuration.fused:
             environment[cpu.FUSED] = str(out.with_suffix(".fused"))
@@ -141,19 +154,18 @@ class Kitchen:
             returncode=done.returncode,
             stdout=done.stdout,
             stderr=done.stderr,
-            environment=environment,
         )
 
     def reference(self, kind: str, layers: str = "") -> Path:
         """The transformers reference of the same requests: all depths, or the outputs of ``layers``."""
-        key = (kind, layers)
-        if key not in self._references:
-            out = self.folder / f"reference-{kind}-{re.sub(',', '_', layers) or 'all'}.h5"
+
+        def make(out: Path) -> None:
             chosen = ["--layers", layers] if layers else []
             done = run_hsprobe(
                 "capture", "--model", self.target(kind), "-o", out, "--prompts", self.prompts(),
                 "--max-new-tokens", "20", "--dtype", "float32", *chosen, seconds=CAPTURE_SECONDS,
             )  # fmt: skip
             assert done.returncode == 0, done.stderr
-            self._references[key] = out
-        return self._references[key]
+
+        name = f"reference-{kind}-{re.sub(',', '_', layers) or 'all'}.h5"
+        return self._once(self.folder / name, make)

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from serving import CAPTURE_SECONDS, Configuration, run_hsprobe
+from started import plugin, started
 
 from hsprobe.capture.client import answers_ok
 from hsprobe.fixtures import cpu
 from hsprobe.trace.place import directory_for_port
 from hsprobe.trace.reader import Trace
 
-PORT = 31877
 LONG = "1500"
 
 
@@ -120,46 +120,22 @@ def test_killed_server_leaves_a_readable_trace_and_says_what_happened(kitchen, t
     assert processes_with(marker) == []
 
 
+SABOTAGE = """
+def install():
+    from hsprobe.probes.sglang.layer import LayerProbe
+    def fail(*_):
+        raise RuntimeError("broken on purpose")
+    LayerProbe._take = fail
+"""
+
+
 @pytest.fixture(scope="module")
 def running_server(kitchen, tmp_path_factory):
     """A server that a user started with HSPROBE_CAPTURE=1, its probes at the layers broken on purpose."""
     folder = tmp_path_factory.mktemp("attached")
-    sabotage = folder / "sabotage"
-    (sabotage / "sabotage-1.dist-info").mkdir(parents=True)
-    (sabotage / "sabotage-1.dist-info" / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: sabotage\nVersion: 1\n"
-    )
-    (sabotage / "sabotage-1.dist-info" / "entry_points.txt").write_text(
-        "[sglang.srt.plugins]\nsabotage = sabotage:install\n"
-    )
-    (sabotage / "sabotage.py").write_text(
-        "def install():\n"
-        "    from hsprobe.probes.sglang.layer import LayerProbe\n"
-        "    def fail(*_):\n"
-        "        raise RuntimeError('broken on purpose')\n"
-        "    LayerProbe._take = fail\n"
-    )
-    environment = cpu.environment()
-    environment["PYTHONPATH"] = f"{sabotage}{os.pathsep}{environment['PYTHONPATH']}"
-    command = [sys.executable, "-m", "sglang.launch_server", *kitchen.server_arguments(Configuration())]
-    with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(
-            [*command, "--port", str(PORT)],
-            env={**environment, "HSPROBE_CAPTURE": "1"},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        deadline = time.monotonic() + CAPTURE_SECONDS
-        while not answers_ok(f"http://127.0.0.1:{PORT}/health"):
-            assert server.poll() is None, (folder / "log").read_text()[-3000:]
-            assert time.monotonic() < deadline
-            time.sleep(0.5)
-        yield f"http://127.0.0.1:{PORT}"
-    finally:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
+    sabotage = plugin(folder, "sabotage", SABOTAGE)
+    with started(kitchen, Configuration(), folder / "log", sabotage) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def attach(kitchen, url: str, out: Path) -> subprocess.CompletedProcess:
@@ -183,7 +159,7 @@ def test_attached_captures_hold_their_own_requests_only(kitchen, running_server,
 
 def test_attached_server_records_nothing_between_captures(kitchen, running_server, tmp_path):
     assert attach(kitchen, running_server, tmp_path / "infer.h5").returncode == 0
-    spools = list(directory_for_port(PORT).glob("*.spool"))
+    spools = list(directory_for_port(int(running_server.rpartition(":")[2])).glob("*.spool"))
     before = [spool.stat().st_size for spool in spools]
     body = json.dumps({"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 4}})
     subprocess.run(
