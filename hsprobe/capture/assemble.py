@@ -28,6 +28,7 @@ from hsprobe.capture.rows import (
     settle_request,
 )
 from hsprobe.capture.segments import MALFORMED, Gap, Segment, number_ranks, read_segments
+from hsprobe.capture.shown import joined
 from hsprobe.errors import HsprobeError
 from hsprobe.trace import schema
 from hsprobe.trace.spool import Record
@@ -200,6 +201,9 @@ def _provenance(segments: Sequence[Segment], given: Mapping[str, Any]) -> dict[s
     for segment in segments:
         said = segment.hello.get("provenance")
         told = _merged(said, told) if isinstance(said, dict) else told
+    shown = joined([(segment.rank, segment.shown) for segment in segments])
+    if shown:
+        told["self_test"] = shown
     return _merged(told, given)
 
 
@@ -265,9 +269,9 @@ def _write_tensors(writer: TraceWriter, segment: Segment, gaps: _Gaps) -> Counte
     """Second reading of a spool; returns how many rows each tensor got."""
     rows: Counter[str] = Counter()
     for record in segment.records():
-        if record.kind != "tensor":
-            continue
         header = record.header
+        if record.kind != "tensor" or header.get("site") in segment.refuted:
+            continue
         try:
             rows[str(header["name"])] += _write_tensor(writer, segment, record, gaps)
         except MALFORMED as error:

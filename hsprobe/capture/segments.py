@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hsprobe.capture.rows import Ints, PassRows, RequestLog
+from hsprobe.capture.shown import Shown
 from hsprobe.trace.blocks import Expander
 from hsprobe.trace.schema import COORDS, HEALTH_CHECK_PREFIX, LAYERS, NOT_JOINED, SIZES, Model
 from hsprobe.trace.spool import Record, SpoolReader
@@ -66,6 +67,8 @@ class Segment:
         torn: whether the spool breaks off here.
         row_of: pass number -> [T] row of the trace that each row of the pass became, -1 for none.
         not_joined: numbers of passes whose labels contradict those of another rank.
+        shown: site -> the last word on what its probe has shown of itself.
+        refuted: sites whose probes were shown to misread: what they recorded is left out.
     """
 
     path: Path
@@ -81,6 +84,8 @@ class Segment:
     torn: bool = False
     row_of: dict[int, Ints] = field(default_factory=dict)
     not_joined: set[int] = field(default_factory=set)
+    shown: dict[str, Shown] = field(default_factory=dict)
+    refuted: set[str] = field(default_factory=set)
     missing: dict[str, Missing] = field(default_factory=dict)
     _expander: Expander = field(default_factory=Expander)
 
@@ -138,10 +143,18 @@ class Segment:
                 self._log(str(record.header["rid"])).set_answer([int(i) for i in record.header["output_ids"]])
             elif record.kind == "gap":
                 self.gaps.append(_gap(record.header))
+            elif record.kind == "proof":
+                self._take_proof(record.header)
             elif record.kind == "missing":
                 self.missing.setdefault(str(record.header["reason"]), Missing()).add(record.header)
         except MALFORMED as error:
             self.gaps.append(Gap(f"a {record.kind} record is malformed: {error}"))
+
+    def _take_proof(self, header: dict[str, Any]) -> None:
+        site = str(header["site"])
+        self.shown[site] = Shown(str(header["state"]), str(header["why"]))
+        if header.get("refuted"):
+            self.refuted.add(site)
 
     def _take_pass(self, one: PassRows) -> None:
         if one.number in self.passes:

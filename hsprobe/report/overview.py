@@ -124,7 +124,21 @@ def _head(known: dict[str, Any]) -> Table:
     )
     if len(known["ranks"]) > 1:
         grid.add_row("ranks", str(len(known["ranks"])))
+    if isinstance(provenance.get("self_test"), dict):
+        grid.add_row("self-test", self_test(provenance["self_test"]))
     return grid
+
+
+def self_test(shown: dict[str, Any]) -> str:
+    """A line for the probes that were disarmed, that showed nothing, and that see what they say."""
+    lines: dict[tuple[str, str], list[str]] = {}
+    for site, one in sorted(shown.items()):
+        if isinstance(one, dict):
+            where = f" on rank {listed(one['ranks'])}" if isinstance(one.get("ranks"), list) else ""
+            why = f": {one['why']}" if one.get("why") else ""
+            lines.setdefault((f"{one.get('state')}{where}", why), []).append(site)
+    ordered = sorted(lines.items(), key=lambda line: (line[0][0] == "proven", line[0]))
+    return "\n".join(f"{state} {', '.join(sites)}{why}" for (state, why), sites in ordered)
 
 
 def _model(model: object) -> str:

@@ -11,7 +11,7 @@ chunks, on decode passes the draft's own last state; ``fc`` runs only for the fo
 otherwise has some of the parts only, and is recorded as far as it does.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -56,6 +56,16 @@ class DraftProbe:
                 parts[path].register_forward_pre_hook(self._input_of(site))
         if hasattr(inner, "norm"):
             inner.norm.register_forward_hook(self._normed)
+        self._expect(inner, parts)
+
+    def _expect(self, inner: torch.nn.Module, parts: Collection[str]) -> None:
+        """Say what is to come by, and which parts this draft lacks."""
+        places = {"draft.input": "", **OUTPUTS, **INPUTS, "draft.layer": "norm", "draft.final": "norm"}
+        for site, path in places.items():
+            if self._recorder.settings.wants(site):
+                self._recorder.proof.expect(site, draft=True)
+                if path not in parts:
+                    self._recorder.proof.doubt(site, f"{type(inner).__name__} has no {path}")
 
     def _take(self, name: str, tensor: torch.Tensor) -> None:
         labelled = self._recorder.current(draft=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from hsprobe.probes.sglang.labels import Pass
 from hsprobe.probes.sglang.placing import NotRecordable
+from hsprobe.probes.sglang.proof import DISARMED, Proof
 from hsprobe.probes.sglang.staging import Stage
 
 logger = logging.getLogger("hsprobe")
@@ -20,6 +22,7 @@ class Guarded:
         under_way: the pass being recorded, None between passes and where none is to be recorded.
         disarmed: sites whose probes failed, and why.
         early_gaps: gaps that hold for every capture.
+        proof: what the probes have shown of themselves.
     """
 
     def __init__(self) -> None:
@@ -27,6 +30,7 @@ class Guarded:
         self.under_way: Pass | None = None
         self.disarmed: dict[str, str] = {}
         self.early_gaps: dict[str, None] = {}
+        self.proof = Proof(self.disarm)
 
     def guard(self, site: str, act: Callable[[], None]) -> None:
         """Run a probe's code; a failure disarms the site, is logged once and recorded as a gap."""
@@ -35,12 +39,27 @@ class Guarded:
         try:
             act()
         except NotRecordable as error:
+            self.proof.doubt(site, str(error))
             self.gap(site, str(error))
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            self.disarmed[site] = reason
-            logger.exception("hsprobe disarmed its probe at %s; the server goes on", site)
-            self.gap(site, reason)
+            logger.exception("hsprobe's probe at %s failed", site)
+            self.disarm(site, f"{type(error).__name__}: {error}")
+
+    def disarm(self, site: str, reason: str) -> None:
+        """Nothing more is recorded at a site."""
+        if site in self.disarmed:
+            return
+        self.disarmed[site] = reason
+        logger.warning("hsprobe disarmed its probe at %s, and the server goes on: %s", site, reason)
+        self.gap(site, reason)
+        known = self.proof.stopped(site, reason)
+        self.tell(self.proof.news() if known else [{"site": site, "state": DISARMED, "why": reason}])
+
+    def tell(self, shown: Sequence[Mapping[str, Any]]) -> None:
+        """Record what probes have shown of themselves; the last word on each counts."""
+        if self.stage is not None:
+            for header in shown:
+                self.stage.spooler.put("proof", dict(header))
 
     def gap(self, site: str | None, reason: str, depth: int | None = None) -> None:
         """Record that something was not recorded, and why."""

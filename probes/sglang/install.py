@@ -71,7 +71,8 @@ def _warn_of_another_version() -> None:
 
     if sglang.__version__ not in SUPPORTED:
         logger.warning(
-            "hsprobe is tested with SGLang %s; this is %s, and a probe that does not find its place says so",
+            "hsprobe supports SGLang %s; this is %s, recorded as the newest of them is: the trace says which "
+            "probes found their place, and which were disarmed",
             ", ".join(SUPPORTED),
             sglang.__version__,
         )

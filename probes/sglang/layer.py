@@ -20,7 +20,9 @@ from typing import Any
 import torch
 
 from hsprobe.probes.sglang.placing import NotRecordable
+from hsprobe.probes.sglang.provenance import layers_of_model
 from hsprobe.probes.sglang.recorder import Recorder
+from hsprobe.probes.sglang.witness import EmbeddingWitness, Handed, StageWitness, handed
 
 PREPARE = "sglang.srt.layers.layer_boundary.stage.StageBoundary.prepare"
 FINAL_NORM = "sglang.srt.layers.layer_boundary.residual.batch.final_norm"
@@ -45,6 +47,7 @@ class LayerProbe:
         """Learn which boundary belongs to which layer of a loaded target, and watch its embedding."""
         if runner.is_draft_worker:
             return
+        self._num_layers = int(runner.model_config.num_hidden_layers)
         for name, module in runner.model.named_modules():
             number = re.search(r"layers\.(\d+)$", name)
             for attribute, site in (("attn_boundary", "layer"), ("ffn_boundary", "mid")):
@@ -54,7 +57,29 @@ class LayerProbe:
                     self._place_of[id(boundary)] = (site, int(number[1]))
             if name.endswith("embed_tokens") and self._recorder.settings.wants("embed"):
                 module.register_forward_hook(self._embedded)
-        self._num_layers = int(runner.model_config.num_hidden_layers)
+                # Another stage of a pipeline may have the embedding.
+                if hasattr(module, "weight"):
+                    EmbeddingWitness(self._recorder).attach(module)
+        self._expect(runner.model)
+
+    def _expect(self, model: torch.nn.Module) -> None:
+        """Say what is to come by, and have it watched; a site without a place is disarmed."""
+        wants, proof = self._recorder.settings.wants, self._recorder.proof
+        for site in ("layer", "mid"):
+            depths = sorted(depth for place, depth in self._place_of.values() if place == site)
+            if not depths and wants(site):
+                reason = f"it found no place in {type(model).__name__}, whose layers have no such stage"
+                self._recorder.disarm(site, reason)
+                continue
+            end = layers_of_model(model).get("end_layer", self._num_layers)
+            if site == "layer" and end == self._num_layers:
+                depths.append(self._num_layers)
+            wanted = [depth for depth in depths if wants(site, depth)]
+            if wanted:
+                proof.expect(site, wanted, compared=True, strict=True)
+        for boundary in self._boundaries:
+            witness = StageWitness(self._recorder, boundary, *self._place_of[id(boundary)])
+            proof.watch(witness.begin, witness.end)
 
     def _prepared(self, result: Any, boundary: Any, hidden: Any, batch: Any, *_: Any, **__: Any) -> None:
         place = self._place_of.get(id(boundary))
@@ -85,7 +110,16 @@ class LayerProbe:
             if capture is not None:
                 capture(residual, **ownership)
 
-        return original(hidden, batch, norm, both, **kwargs)
+        if not self._recorder.proof.active:
+            return original(hidden, batch, norm, both, **kwargs)
+        before = handed(self._recorder, hidden, batch)
+        result = original(hidden, batch, norm, both, **kwargs)
+        self._recorder.guard("proof", lambda: self._normed(before, result, norm))
+        return result
+
+    def _normed(self, before: Handed, result: Any, norm: Any) -> None:
+        self._recorder.proof.part("layer", self._num_layers, *before, result, norm)
+        self._recorder.proof.final(result)
 
     def _take(self, site: str, depth: int, residual_TH: torch.Tensor, scattered: bool | None = None) -> None:
         labelled = self._recorder.current(draft=False)

@@ -41,8 +41,12 @@ class LogitsProbe:
         if runner.is_draft_worker:
             processor.register_forward_pre_hook(self._label, with_kwargs=True)
             processor.register_forward_hook(self._draft_done)
+            if self._recorder.settings.wants("draft.logits"):
+                self._recorder.proof.expect("draft.logits", draft=True)
             return
         self._target = runner.model
+        if self._recorder.settings.wants("logits_processor"):
+            self._recorder.proof.expect("logits_processor.input", compared=True)
         processor.register_forward_pre_hook(self._entered, with_kwargs=True)
         processor.register_forward_hook(self._done)
 

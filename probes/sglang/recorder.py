@@ -16,6 +16,7 @@ from hsprobe.probes.sglang.labels import Labeller, Pass
 from hsprobe.probes.sglang.opening import Opened, open_rank
 from hsprobe.probes.sglang.placing import Extent, NotRecordable, Placed, place
 from hsprobe.probes.sglang.pressure import Pressure
+from hsprobe.probes.sglang.proof import DISARMED
 from hsprobe.probes.sglang.requests import Requests
 from hsprobe.probes.sglang.sampling import Runs
 from hsprobe.probes.sglang.settings import Settings
@@ -136,8 +137,19 @@ class Recorder(Guarded):
         if self.under_way is not None:
             if not with_ids:
                 self.under_way.ids = None
+            if self.proof.open[is_draft] and not self._proves(self.under_way, batch):
+                return
             if not self._holding:
                 self._holding = self.stage.lock.acquire()
+
+    def _proves(self, current: Pass, batch: Any) -> bool:
+        """The self-test looks at this pass; whether its labels hold, without which nothing is recorded."""
+        self.guard("proof", lambda: self.proof.begin(current, batch))
+        if "proof" in self.disarmed:
+            self.proof.give_up(self.disarmed["proof"])
+        if "pass" in self.disarmed:
+            self.under_way = None
+        return self.under_way is not None
 
     def _in_graph(self, runner: Any, batch: Any) -> None:
         if self._tape is not None and runner.is_draft_worker and batch.forward_mode.name == "DECODE":
@@ -159,6 +171,8 @@ class Recorder(Guarded):
             if not current.emitted and not current.short:
                 self.emit(current)
             self.stage.end_pass()
+            if self.proof.active:
+                self.guard("proof", lambda: self.tell(self.proof.end(current)))
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
@@ -246,6 +260,8 @@ class Recorder(Guarded):
             return
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
         placed = self._placed(labelled, whole.shape[0], scattered, last)
+        if self.proof.active:
+            self.proof.saw(site, depth, whole, depths)
         if not (placed.is_slice and placed.count == 0):
             self._take(labelled, name, whole, header, placed)
 
@@ -319,6 +335,8 @@ class Recorder(Guarded):
             # Part of it ran before, and was recorded, without a graph.
             self.stage.add("graph", {"pass": current.number})
         current.graph = True
+        if self.proof.open[current.form.is_draft]:
+            self.proof.graph(draft=current.form.is_draft)
 
     def emit(self, current: Pass) -> None:
         """Queue the record of a pass, its token ids and positions with it."""
@@ -364,8 +382,11 @@ class Recorder(Guarded):
             self.gap(None, f"what the capture asked for was not understood: {error}")
         stage.pressure = Pressure(self.sampling.on_pressure)
         keeper.watch(True)
+        self.tell(self.proof.news(everything=True))
         for site, reason in self.disarmed.items():
             self.gap(site, reason)
+            if not self.proof.stopped(site, reason):
+                self.tell([{"site": site, "state": DISARMED, "why": reason}])
         for reason in self.early_gaps:
             self.gap("graphs", reason)
 

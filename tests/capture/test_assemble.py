@@ -247,3 +247,34 @@ def test_a_file_that_is_no_spool_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HsprobeError, match="not a spool"):
         assemble([path], tmp_path / "o.h5", provenance={})
     assert not (tmp_path / "o.h5").exists()
+
+
+def test_what_probes_showed_of_themselves_is_in_the_provenance_the_worst_of_the_ranks(tmp_path: Path) -> None:
+    servers = [Server(tmp_path / f"{rank}.spool", rank) for rank in range(2)]
+    for rank, server in enumerate(servers):
+        for state, why in (("unproven", "no pass"), ("proven", "")):
+            server.spool.append("proof", {"site": "layer", "state": state, "why": why})
+        server.spool.append(
+            "proof", {"site": "aux", "state": ("proven", "unproven")[rank], "why": "x" * rank}
+        )
+        server.run("prefill", {"a": (0, [1, 2])})
+    trace, _ = capture(*servers)
+    assert trace.provenance["self_test"] == {
+        "layer": {"state": "proven"},
+        "aux": {"state": "unproven", "why": "x", "ranks": [1]},
+    }
+
+
+def test_rows_of_a_probe_that_was_shown_to_misread_are_left_out(server: Server) -> None:
+    server.run("prefill", {"a": (0, [1, 2])})
+    number = server.run("prefill", {"a": (2, [3])}, tensor=None)
+    server.tensor(number, np.zeros((1, WIDTH), np.float32), name="mid/001", site="mid", depth=1)
+    why = {"site": "layer", "state": "disarmed", "why": "it misread"}
+    server.spool.append("proof", {**why, "refuted": True})
+    server.spool.append("proof", why)
+    server.spool.append("gap", {"pass": None, "site": "layer", "depth": None, "reason": "it misread"})
+    server.spool.append("proof", {"site": "mid"})
+    trace, _ = capture(server)
+    assert set(trace.ranks[0].tensors) == {"mid/001"}
+    assert trace.provenance["self_test"] == {"layer": {"state": "disarmed", "why": "it misread"}}
+    assert [gap["reason"] for gap in trace.gaps] == ["it misread", "a proof record is malformed: 'state'"]

@@ -51,3 +51,21 @@ def test_an_empty_trace_is_shown_as_empty(tmp_path: Path, monkeypatch: pytest.Mo
     assert "no tensors were recorded" in text
     assert "1 gap" in text
     assert "rank 0, site aux, pass 3: buffer full" in text
+
+
+def test_what_the_probes_showed_of_themselves_takes_a_line_a_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = {
+        "aux": {"state": "proven"},
+        "embed": {"state": "proven"},
+        "layer": {"state": "disarmed", "why": "nothing came by for depth 2", "ranks": [1]},
+        "draft.qkv": {"state": "unproven", "why": "LlamaModel has no qkv"},
+    }
+    with TraceWriter(tmp_path / "e.h5", {"self_test": shown}):
+        pass
+    text = " ".join(_shown(tmp_path / "e.h5", monkeypatch).split())
+    assert (
+        "self-test disarmed on rank 1 layer: nothing came by for depth 2 "
+        "unproven draft.qkv: LlamaModel has no qkv proven aux, embed"
+    ) in text

@@ -9,6 +9,7 @@ from hsprobe.fixtures.faults.cases import CASES
 from hsprobe.fixtures.faults.gallery import in_order, run_case
 from hsprobe.fixtures.faults.kitchen import Kitchen
 from hsprobe.report import json, junit, schema
+from hsprobe.trace.reader import Trace
 
 NAMES = (
     "nothing/llama-float32",
@@ -46,6 +47,9 @@ def test_planted_codes_are_named_and_no_others(gallery, case):
     outcome = run_case(gallery, case)
     assert outcome.codes == case.codes, outcome.said
     assert outcome.report is not None
+    # A fault of the server is not held against the probes that show it.
+    with Trace.open(gallery.capture(case)) as trace:
+        assert "disarmed" not in [one["state"] for one in trace.provenance["self_test"].values()]
     jsonschema.validate(json.document(outcome.report), schema.published())
     failed = ElementTree.fromstring(junit.document(outcome.report)).findall(".//failure")
     assert bool(failed) == bool(case.codes)

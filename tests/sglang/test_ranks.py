@@ -57,6 +57,14 @@ def test_both_ranks_record_every_site_with_their_place(served):
             assert spread == dict.fromkeys(SHARES, "tp_columns")
 
 
+def test_every_probe_of_both_ranks_shows_that_it_sees_what_it_says(served):
+    captured, _, _ = served
+    with Trace.open(captured.trace) as trace:
+        shown = trace.provenance["self_test"]
+    assert {"labels", "layer", "mid", "embed", "aux", "logits_processor.input", "draft.fc"} <= set(shown)
+    assert shown == {site: {"state": "proven"} for site in shown}
+
+
 def test_sums_are_fused_where_that_was_asked_for(served):
     """And so what the other tests find at the layers was taken from the fused kernel's output."""
     captured, _, configuration = served

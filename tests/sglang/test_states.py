@@ -98,6 +98,14 @@ def test_every_site_has_rows_and_nothing_was_missed(served):
         assert len(trace.requests.ids) == 4
 
 
+def test_every_probe_shows_that_it_sees_what_it_says(served):
+    captured, _, _ = served
+    with Trace.open(captured.trace) as trace:
+        shown = trace.provenance["self_test"]
+        sites = {tensor.site for tensor in trace.ranks[0].tensors.values()}
+    assert shown == {site: {"state": "proven"} for site in sites | {"labels"}}
+
+
 def test_probes_leave_the_servers_tokens_as_they_are(served):
     captured, reference, _ = served
     with Trace.open(captured.trace) as served_trace, Trace.open(reference) as alone:
