@@ -5,7 +5,8 @@ of the same prompts, every number with a checksum. Against it stand, on the same
 
 - `h5diff -p` of Debian's hdf5-tools on the same files, and on plain copies without checksums;
 - reading both files once by h5py's `read_direct` into a reused buffer, of either kind;
-- SGLang's own comparator on dumps of some of the rows, by the byte, without its imports.
+- SGLang's own comparator on dumps of some of the rows, by the byte, without its imports. It needs `polars`,
+  which SGLang does not bring along.
 
 What hsprobe does is measured in a process of its own: opening both traces, joining their rows, and comparing
 every pair ("comparison"), and the whole command `hsprobe diff` from its start to its exit. Of several runs
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import h5py
@@ -167,6 +169,9 @@ def _measured(folder: Path, mib: int, dtype: str, width: int, each: dict[str, fl
     bare = best["plain floor"]
     yield Row("  of reading, without checksums", mine / bare, "x", 2, True, f"{of} / {bare:.2f} s")
     yield Row("  whole command", best["diff"], "s", note=f"{best['diff'] / mine:.1f} times the comparison")
+    if find_spec("polars") is None:
+        print("SGLang's comparator needs polars: pip install polars to compare with it.")
+        return
     slow, imports = comparator(folder, min(_COMPARATOR_BYTES, size), dtype, width)
     yield Row(
         "  SGLang's comparator takes",
