@@ -5,7 +5,7 @@ of the same prompts, every number with a checksum. Against it stand, on the same
 
 - `h5diff -p` of Debian's hdf5-tools on the same files, and on plain copies without checksums;
 - reading both files once by h5py's `read_direct` into a reused buffer, of either kind;
-- SGLang's own comparator on dumps of some of the rows, by the byte, without its imports. It needs `polars`,
+- SGLang's own comparator on dumps of some of the passes, by the byte, without its imports. It needs `polars`,
   which SGLang does not bring along.
 
 What hsprobe does is measured in a process of its own: opening both traces, joining their rows, and comparing
@@ -28,7 +28,7 @@ import h5py
 import numpy as np
 
 from benchmarks.table import Row, child, seconds, show
-from benchmarks.traces import H, K, encoded, plain_copy, rows_of, write_pair
+from benchmarks.traces import REQUEST, H, K, plain_copy, rows_of, write_pair
 
 _ROUNDS = 3
 _COMPARATOR_BYTES = 192 << 20
@@ -86,21 +86,22 @@ def h5diff(paths: tuple[Path, Path]) -> float | None:
 
 
 def comparator(folder: Path, size: int, dtype: str, width: int) -> tuple[float, float]:
-    """(seconds a byte, seconds of its imports) of SGLang's comparator, on dumps of about `size` bytes."""
+    """(seconds a byte, seconds of its imports) of SGLang's comparator, on dumps of about `size` bytes.
+
+    SGLang dumps a tensor a pass; the passes are those of the traces.
+    """
     import torch
 
-    rows = max(
-        16, size // 2 // (K * width * np.dtype(encoded(np.zeros(1, np.float32), dtype).dtype).itemsize)
-    )
-    rng = np.random.default_rng(0)
-    values = rng.normal(size=(rows, K * width)).astype(np.float32)
+    rows = REQUEST // 2
+    values_TW = np.random.default_rng(0).normal(size=(rows, K * width)).astype(np.float32)
     total = 0
     for name, noise in (("baseline", 0.0), ("target", 1e-3)):
         (folder / name).mkdir()
-        tensor = torch.from_numpy(values * np.float32(1 + noise)).to(getattr(torch, dtype))
-        total += tensor.nbytes
-        file = folder / name / "step=0___rank=0___dump_index=1___name=aux.pt"
-        torch.save({"value": tensor, "meta": {"name": "aux", "step": 0, "rank": 0}}, file)
+        tensor_TW = torch.from_numpy(values_TW * np.float32(1 + noise)).to(getattr(torch, dtype))
+        for step in range(1, max(1, size // 2 // tensor_TW.nbytes) + 1):
+            total += tensor_TW.nbytes
+            file = folder / name / f"step={step}___rank=0___dump_index={step}___name=aux.pt"
+            torch.save({"value": tensor_TW, "meta": {"name": "aux", "step": step, "rank": 0}}, file)
     took, imports = child(_COMPARATOR, str(folder / "baseline"), str(folder / "target"))
     return took / total, imports
 

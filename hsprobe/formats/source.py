@@ -11,7 +11,7 @@ from typing import Any
 
 from hsprobe.errors import HsprobeError
 from hsprobe.formats.containers import arrays, packed, tensors, torchfile, zipped
-from hsprobe.formats.naturally import natural
+from hsprobe.formats.naturally import in_natural_order
 from hsprobe.formats.remote import RemoteFolder
 from hsprobe.formats.stored import Bytes, FileBytes, damaged
 from hsprobe.remote.location import Location, Remote
@@ -35,6 +35,7 @@ class Source:
     path: Location
     unread: list[tuple[str, str]] = field(default_factory=list)
     _endings: set[str] | None = field(default=None, repr=False)
+    _listed: dict[str, tuple[str, list[str]]] = field(default_factory=dict, repr=False)
     _loaded: dict[str, tuple[Any, HsprobeError | None]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -79,13 +80,9 @@ class Source:
         return found
 
     def _may_have(self, suffixes: tuple[str, ...]) -> bool:
-        """Whether any file may end so, by the endings seen in one walk through all, done once.
-
-        Each reader looks for endings of its own, and a walk through 100,000 files takes its time.
-        """
+        """Whether any file may end so, by the endings seen in one walk through all, done once."""
         if self._endings is None:
             self._endings = {name[name.rfind(".") :] for name in self._walk("", 0)}
-            self.unread.clear()
         endings = self._endings
         return not suffixes or any(s.endswith(e) or e.endswith(s) for s in suffixes for e in endings)
 
@@ -97,26 +94,36 @@ class Source:
         if self._remote is not None:
             yield from self._remote.walk(folder, _MAX_FOLDERS_DEEP - deep)
             return
-        try:
-            with os.scandir(str(self.root / folder)) as found:
-                members = sorted(found, key=lambda entry: natural(entry.name))
-        except OSError as error:
-            self.unread.append((folder or str(self.path), error.strerror or str(error)))
-            return
-        folders = []
-        for entry in members:
-            name = f"{folder}/{entry.name}" if folder else entry.name
-            if entry.name.startswith("."):
-                continue
-            if entry.is_symlink() and not self._inside(name):
-                self.unread.append((name, "it is a link that leads out of the folder"))
-            elif entry.is_file():
-                yield name
-            elif entry.is_dir(follow_symlinks=False):
-                folders.append(name)
+        if folder not in self._listed:
+            self._listed[folder] = self._list(folder)
+        files, folders = self._listed[folder]
+        before = f"{folder}/" if folder else ""
+        for name in files.split("/") if files else ():
+            yield before + name
         for name in folders:
             if deep < _MAX_FOLDERS_DEEP:
-                yield from self._walk(name, deep + 1)
+                yield from self._walk(before + name, deep + 1)
+
+    def _list(self, folder: str) -> tuple[str, list[str]]:
+        """Files of a folder, as one text with slashes between them, which takes a tenth of a list's memory;
+        and the folders in it."""
+        files, folders = [], []
+        try:
+            with os.scandir(str(self.root / folder)) as found:
+                for entry in found:
+                    name = f"{folder}/{entry.name}" if folder else entry.name
+                    if entry.name.startswith("."):
+                        continue
+                    if entry.is_symlink() and not self._inside(name):
+                        self.unread.append((name, "it is a link that leads out of the folder"))
+                    elif entry.is_file():
+                        files.append(entry.name)
+                    elif entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.name)
+        except OSError as error:
+            self.unread.append((folder or str(self.path), error.strerror or str(error)))
+            return "", []
+        return "/".join(in_natural_order(files)), in_natural_order(folders)
 
     def _inside(self, name: str) -> bool:
         root = Path(str(self.root))
