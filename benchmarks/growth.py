@@ -1,7 +1,8 @@
-"""How time grows: with rows, and with the files of a dump: ``python -m benchmarks.growth [--mib 512]``.
+"""How time grows: with rows, and with the files of a dump: ``python -m benchmarks.growth [--mib 1024]``.
 
-Rows: pairs of traces of four sizes, an eighth of the largest to all of it. A line is fitted to the CPU
-time of comparing all rows by least squares; what counts is how far the worst size is from the line.
+Rows: pairs of traces of four sizes, an eighth of the largest to all of it, the smallest enough for work in
+two threads. A line is fitted to the CPU time of comparing all rows by least squares; what counts is how far
+the worst size is from the line.
 Files: the CPU time of `hsprobe diff` against a dump of 100,000 samples, over that with 1,000, when the
 capture's prompts are among the first; where they are not, the token ids of every sample have to be looked
 at, and `dumps.py` says what that costs.
@@ -78,7 +79,7 @@ def by_files(samples: int) -> Iterator[Row]:
     )
 
 
-def measure(mib: int = 512, width: int = H, samples: int = 100_000) -> Iterator[Row]:
+def measure(mib: int = 1024, width: int = H, samples: int = 100_000) -> Iterator[Row]:
     """All lines."""
     yield from by_rows(mib, width)
     yield from by_files(samples)
@@ -89,7 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--mib", type=int, default=512, help="of one trace of the largest pair")
+    parser.add_argument("--mib", type=int, default=1024, help="of one trace of the largest pair")
     parser.add_argument("--width", type=int, default=H)
     parser.add_argument("--samples", type=int, default=100_000)
     parser.add_argument("--json", type=Path)
