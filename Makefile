@@ -12,7 +12,7 @@ KEY := $(shell $(PYTHON) .ci/dependencies.py --key)
 PACKAGES := $(CACHE)/$(KEY)
 RUN := .venv/bin/python
 
-.PHONY: demo gallery bench picture test browser lint types unit env clean
+.PHONY: demo gallery bench picture support test browser lint types unit env clean
 .DEFAULT_GOAL := demo
 
 demo: env
@@ -23,6 +23,10 @@ gallery: env
 
 bench: env
 	@$(RUN) -m benchmarks.bench
+
+# docs/support.md: every family of models on a real server, held against transformers.
+support: env
+	@$(RUN) -m hsprobe.fixtures.support
 
 # The README's picture and output, from a demo that has run.
 picture: env
