@@ -383,6 +383,8 @@ def _positions(current: Pass, batch: Any) -> torch.Tensor | None:
         if before is None:
             return None
         firsts = [int(first) for first in before][: len(form.req_rows)]
+        if len(firsts) < len(form.req_rows):
+            return None
         runs = [torch.arange(n) + first for n, first in zip(form.req_rows, firsts, strict=True)]
         return torch.cat(runs)
     lengths = getattr(batch, "seq_lens", None)

@@ -5,7 +5,7 @@ import pytest
 from hsprobe.fixtures.families import BY_NAME
 from hsprobe.fixtures.support import FP32_ROUNDING, PARTS, SITES, judge, serve
 
-FAMILY = BY_NAME["GPT-OSS"]
+FAMILY = BY_NAME["GLM4-MoE"]
 
 
 @pytest.fixture(scope="module")
