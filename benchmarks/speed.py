@@ -85,11 +85,13 @@ def h5diff(paths: tuple[Path, Path]) -> float | None:
     return seconds(lambda: subprocess.run(command, check=False, capture_output=True))
 
 
-def comparator(folder: Path, size: int, dtype: str, width: int) -> tuple[float, float]:
+def comparator(folder: Path, size: int, dtype: str, width: int) -> tuple[float, float] | None:
     """(seconds a byte, seconds of its imports) of SGLang's comparator, on dumps of about `size` bytes.
 
-    SGLang dumps a tensor a pass; the passes are those of the traces.
+    SGLang dumps a tensor a pass; the passes are those of the traces. None without what it needs.
     """
+    if find_spec("polars") is None:
+        return None
     import torch
 
     rows = REQUEST // 2
@@ -170,10 +172,11 @@ def _measured(folder: Path, mib: int, dtype: str, width: int, each: dict[str, fl
     bare = best["plain floor"]
     yield Row("  of reading, without checksums", mine / bare, "x", 2, True, f"{of} / {bare:.2f} s")
     yield Row("  whole command", best["diff"], "s", note=f"{best['diff'] / mine:.1f} times the comparison")
-    if find_spec("polars") is None:
+    found = comparator(folder, min(_COMPARATOR_BYTES, size), dtype, width)
+    if found is None:
         print("SGLang's comparator needs polars: pip install polars to compare with it.")
         return
-    slow, imports = comparator(folder, min(_COMPARATOR_BYTES, size), dtype, width)
+    slow, imports = found
     yield Row(
         "  SGLang's comparator takes",
         slow * size / mine,
