@@ -2,17 +2,19 @@
 # make gallery  every planted fault, on real servers: what was planted against what was named
 # make bench   how fast it is, against what it is to reach: benchmarks/README.md
 # make test   everything: lint, types, tests, real servers included
+# make test-sglang SGLANG=0.5.9   the tests of real servers, with another version of SGLang, in an environment of its own
 #
 # Third-party packages (11 GB, SGLang's own install) are built once for each user and dependency list, under
 # $XDG_CACHE_HOME/hsprobe; .venv is this checkout's own and holds only hsprobe.
 
 PYTHON ?= python3
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/hsprobe
-KEY := $(shell $(PYTHON) .ci/dependencies.py --key)
+KEY := $(shell $(PYTHON) .ci/dependencies.py --key $(SGLANG))
 PACKAGES := $(CACHE)/$(KEY)
-RUN := .venv/bin/python
+VENV := .venv$(addprefix -,$(SGLANG))
+RUN := $(VENV)/bin/python
 
-.PHONY: demo gallery bench picture support test browser lint types unit env clean
+.PHONY: demo gallery bench picture support test test-sglang browser lint types unit env clean
 .DEFAULT_GOAL := demo
 
 demo: env
@@ -54,19 +56,24 @@ types: env
 unit: env
 	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=40
 
-env: .venv/ready
+# What a version does not have is skipped, with the reason.
+test-sglang: env
+	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=20 \
+	    tests/sglang tests/formats/test_sglang_ids_installed.py tests/fixtures/test_cpu_standins.py tests/probes
 
-.venv/ready: pyproject.toml $(PACKAGES)/ready
-	@echo "Setting up this checkout's .venv"
-	@rm -rf .venv && $(PACKAGES)/bin/python -m venv --without-pip .venv
-	@$(RUN) -c "import site; print(site.getsitepackages()[0])" > .venv/where
-	@$(PACKAGES)/bin/python -c "import site; print(site.getsitepackages()[0])" > "$$(cat .venv/where)/packages.pth"
+env: $(VENV)/ready
+
+$(VENV)/ready: pyproject.toml $(PACKAGES)/ready
+	@echo "Setting up this checkout's $(VENV)"
+	@rm -rf $(VENV) && $(PACKAGES)/bin/python -m venv --without-pip $(VENV)
+	@$(RUN) -c "import site; print(site.getsitepackages()[0])" > $(VENV)/where
+	@$(PACKAGES)/bin/python -c "import site; print(site.getsitepackages()[0])" > "$$(cat $(VENV)/where)/packages.pth"
 	@$(RUN) -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(PACKAGES)/ready:
 	@mkdir -p $(CACHE)
-	@flock $(CACHE)/$(KEY).lock .ci/packages "$(PYTHON)" "$(PACKAGES)"
+	@flock $(CACHE)/$(KEY).lock .ci/packages "$(PYTHON)" "$(PACKAGES)" $(SGLANG)
 
 clean:
-	rm -rf .venv build demo-out
+	rm -rf .venv .venv-* build demo-out

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence
 
 from hsprobe import __version__
-from hsprobe.commands import capture, check, convert, demo, diff, explain, impact, inspect, noise, watch
+from hsprobe.commands import capture, check, convert, demo, diff, explain, impact, inspect, noise, run, watch
 from hsprobe.commands.arguments import Parser
 from hsprobe.errors import HsprobeError
 
@@ -44,7 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"hsprobe {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
-    for command in (demo, check, capture, watch, diff, impact, noise, inspect, convert, explain):
+    for command in (demo, check, capture, run, watch, diff, impact, noise, inspect, convert, explain):
         command.add_parser(commands)
     return parser
 

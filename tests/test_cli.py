@@ -119,7 +119,7 @@ def test_inspect_as_json(folder: Path) -> None:
     assert {tensor["name"] for tensor in found["tensors"]} >= {"aux", "draft.input", "layer/000"}
 
 
-@pytest.mark.parametrize("command", [[], ["diff"], ["inspect"], ["capture"]])
+@pytest.mark.parametrize("command", [[], ["diff"], ["inspect"], ["capture"], ["run"]])
 def test_help_is_complete_and_has_examples(command: list[str]) -> None:
     done = _run(*command, "--help")
     assert done.returncode == 0

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from hsprobe.capture.client import answers_ok
 from hsprobe.errors import HsprobeError
+from hsprobe.probes import startup
 from hsprobe.trace.place import directory_for_port
 from hsprobe.trace.spool import wait_until_closed
 
@@ -46,7 +47,8 @@ class AttachedServer:
         if not any(self.spools.glob("*.spool")):
             raise HsprobeError(
                 f"The server at {self.url} left no spool in {self.spools}.",
-                "Start it on this machine and as this user with HSPROBE_CAPTURE=1 in its environment.",
+                "Start it on this machine, as this user, with HSPROBE_CAPTURE=1 in its environment "
+                "(a release before 0.5.11: through hsprobe run).",
             )
 
     def check(self) -> None:
@@ -80,13 +82,16 @@ class LaunchedServer:
             port = str(free_port())
             given += ["--port", port]
         self.url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+        found = {**os.environ, **environment, "HSPROBE_CAPTURE": str(spools)}
+        if startup.lacks_plugins():
+            found = startup.environment(found)
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "sglang.launch_server", *given],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **environment, "HSPROBE_CAPTURE": str(spools)},
+                env=found,
                 start_new_session=True,
             )
 

@@ -1,13 +1,14 @@
 """The SGLang plugin: records hidden states, by site and row, in every scheduler process.
 
 SGLang calls :func:`activate` through the entry-point group ``sglang.srt.plugins`` in each of its
-processes. It does nothing, and imports nothing, unless ``HSPROBE_CAPTURE`` is set.
+processes; where it has no plugins, ``hsprobe.probes.startup`` does, in its scheduler processes. It does
+nothing, and imports nothing, unless ``HSPROBE_CAPTURE`` is set.
 """
 
 import os
 import sys
 
-SUPPORTED = ("0.5.15.post1", "0.5.23")
+SUPPORTED = ("0.5.9", "0.5.15.post1", "0.5.23")
 
 
 def activate() -> None:

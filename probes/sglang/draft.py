@@ -6,9 +6,9 @@ of its parts makes of that, in the order in which they run:
 what comes of it; ``draft.gate_up``, before the activation; the stream before (``draft.layer``) and after
 (``draft.final``) the draft's norm. Under tensor parallelism qkv, context and gate_up are this rank's share.
 
-Source: ``models/llama_eagle3.py`` (0.5.23). On extend passes ``spec_info.hidden_states`` holds the target's
-chunks, on decode passes the draft's own last state; ``fc`` runs only for the former. A draft that is cut
-otherwise has some of the parts only, and is recorded as far as it does.
+Source: ``models/llama_eagle3.py`` (0.5.9 and 0.5.23). On extend passes ``spec_info.hidden_states`` holds the
+target's chunks, on decode passes the draft's own last state; ``fc`` runs only for the former. A draft that is
+cut otherwise has some of the parts only, and is recorded as far as it does.
 """
 
 from collections.abc import Callable, Collection
@@ -18,17 +18,20 @@ import torch
 
 from hsprobe.probes.sglang.recorder import Recorder
 
+FIRST = "layers.0"
+ONLY = "midlayer"
+"""What the draft's layer is called where there can be one only (0.5.9)."""
 OUTPUTS = {
     "draft.fc": "fc",
     "draft.embed": "embed_tokens",
-    "draft.qkv": "layers.0.self_attn.qkv_proj",
-    "draft.attention": "layers.0.self_attn",
-    "draft.gate_up": "layers.0.mlp.gate_up_proj",
+    "draft.qkv": f"{FIRST}.self_attn.qkv_proj",
+    "draft.attention": f"{FIRST}.self_attn",
+    "draft.gate_up": f"{FIRST}.mlp.gate_up_proj",
 }
 """Site -> the part of the draft's inner model whose output it is."""
 SHARES = ("draft.qkv", "draft.context", "draft.gate_up")
 """Sites at which each rank of tensor parallelism has columns of its own."""
-INPUTS = {"draft.mixed": "layers.0.self_attn.qkv_proj", "draft.context": "layers.0.self_attn.o_proj"}
+INPUTS = {"draft.mixed": f"{FIRST}.self_attn.qkv_proj", "draft.context": f"{FIRST}.self_attn.o_proj"}
 
 
 class DraftProbe:
@@ -47,7 +50,10 @@ class DraftProbe:
         wants = self._recorder.settings.wants
         if wants("draft.input"):
             inner.register_forward_pre_hook(self._entered, with_kwargs=True)
-        parts = dict(inner.named_modules())
+        parts = {
+            f"{FIRST}{path.removeprefix(ONLY)}" if path.split(".")[0] == ONLY else path: module
+            for path, module in inner.named_modules()
+        }
         for site, path in OUTPUTS.items():
             if wants(site) and path in parts:
                 parts[path].register_forward_hook(self._output_of(site))

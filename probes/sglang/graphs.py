@@ -33,6 +33,7 @@ DESKS = 2
 SIDE_BYTES = 1 << 19
 """Larger reads go over a stream of their own: the server's next kernels need not wait for the bus. The calls
 for that take longer than a smaller read."""
+CLOSED = "ran from a CUDA graph, which hsprobe cannot see into in this SGLang (--disable-cuda-graph)"
 _BOOK = "_hsprobe_book"
 
 
@@ -189,6 +190,19 @@ class Graphs:
         result = original(backend, tape.key, *args, **kwargs)
         self._recorder.guard("graphs", lambda: self._read(tape, book.arena, current))
         return result
+
+    def closed_capture(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Around a runner that captures its graphs by itself, at times in the middle of a pass."""
+        with self._recorder.suspended():
+            return original(*args, **kwargs)
+
+    def closed_replay(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Around a runner whose graphs hold no copies: what it runs is not recorded, and a gap says so."""
+        current = self._recorder.under_way
+        if current is not None:
+            self._recorder.replays(current, current.form.n_rows)
+            self._recorder.gap("graphs", CLOSED)
+        return original(*args, **kwargs)
 
     def _read(self, tape: Tape, arena: Arena, current: Pass) -> None:
         stage = self._recorder.stage

@@ -1,9 +1,9 @@
-"""Puts the probes into SGLang through its own plugin hooks, and keeps their order of events."""
+"""Puts the probes into SGLang, and keeps their order of events."""
 
 import logging
 from typing import Any
 
-from hsprobe.probes.sglang import places
+from hsprobe.probes.sglang import hooking, places
 from hsprobe.probes.sglang.draft import DraftProbe
 from hsprobe.probes.sglang.layer import LayerProbe
 from hsprobe.probes.sglang.logits import LogitsProbe
@@ -15,9 +15,7 @@ logger = logging.getLogger("hsprobe")
 
 
 def install() -> None:
-    """Register every hook; SGLang applies them before it builds a model."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
+    """Register every hook; they are applied before SGLang builds a model."""
     _warn_of_another_version()
     recorder = Recorder(from_environment())
     layer = LayerProbe(recorder) if places.residual_stream() else NormProbe(recorder)
@@ -52,16 +50,20 @@ def install() -> None:
     def run_batch(*args: Any, **_: Any) -> None:
         recorder.guard("request", lambda: recorder.step(args[1].reqs))
 
-    HookRegistry.register(places.LOAD_MODEL, loaded, HookType.AFTER)
-    HookRegistry.register(places.FORWARD, forward, HookType.AROUND)
-    HookRegistry.register(places.RUN_BATCH, run_batch, HookType.BEFORE)
+    hooking.register(places.LOAD_MODEL, loaded, "AFTER")
+    hooking.register(places.FORWARD, forward, "AROUND")
+    hooking.register(places.RUN_BATCH, run_batch, "BEFORE")
+    for runner in places.closed_graph_runners():
+        hooking.register(f"{runner}.capture", recorder.graphs.closed_capture, "AROUND")
+        hooking.register(f"{runner}.replay", recorder.graphs.closed_replay, "AROUND")
+    # Around those, so that the pass is known when its graph runs.
     for target in places.draft_graph_runners():
-        HookRegistry.register(target, execute, HookType.AROUND)
+        hooking.register(target, execute, "AROUND")
     for backend in places.graph_backends():
-        HookRegistry.register(f"{backend}.capture_one", recorder.graphs.capture_one, HookType.AROUND)
-        HookRegistry.register(f"{backend}.replay", recorder.graphs.replay, HookType.AROUND)
+        hooking.register(f"{backend}.capture_one", recorder.graphs.capture_one, "AROUND")
+        hooking.register(f"{backend}.replay", recorder.graphs.replay, "AROUND")
     for target, kind, hook in layer.hooks():
-        HookRegistry.register(target, hook, HookType[kind])
+        hooking.register(target, hook, kind)
 
 
 def _warn_of_another_version() -> None:

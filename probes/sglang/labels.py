@@ -1,14 +1,16 @@
 """What each row of a forward pass is, read from SGLang's ForwardBatch before the model runs.
 
-Field meanings: ``sglang/srt/model_executor/forward_batch_info.py`` (0.5.23).
+Field meanings: ``sglang/srt/model_executor/forward_batch_info.py`` (0.5.9 and 0.5.23).
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from hsprobe.probes.sglang.linking import ACCEPTED_ONLY, rids_of
 from hsprobe.probes.sglang.placing import NotRecordable
 from hsprobe.probes.sglang.sampling import Runs, Sampling
 
@@ -18,8 +20,12 @@ PHASES = {
     "SPLIT_PREFILL": "prefill",
     "DECODE": "decode",
     "TARGET_VERIFY": "verify",
+    ACCEPTED_ONLY: "draft_extend",
     "DRAFT_EXTEND_V2": "draft_extend",
 }
+
+UNIFORM = ("DECODE", "TARGET_VERIFY", "DRAFT_EXTEND_V2")
+"""Modes of passes with equally many rows of each request."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -111,35 +117,50 @@ class Labeller:
         """What is to be recorded has changed."""
         self._known.clear()
 
-    def read(self, number: int, nth: int, runner: Any, batch: Any, sampling: Sampling) -> Pass | None:
+    def read(
+        self,
+        number: int,
+        nth: int,
+        runner: Any,
+        batch: Any,
+        sampling: Sampling,
+        requests: Sequence[Any] = (),
+    ) -> Pass | None:
         """As `read_pass`."""
         is_draft, mode = bool(runner.is_draft_worker), batch.forward_mode.name
         known = self._known.get((is_draft, mode))
-        rids, n_rows, capture = batch.rids, batch.positions.shape[0], batch.capture_hidden_mode
+        rids, n_rows, capture = rids_of(batch, requests), batch.positions.shape[0], batch.capture_hidden_mode
         if known is not None and known[0] == rids and known[1] == n_rows and known[2] == capture:
             return Pass(number, nth, known[3], batch.input_ids, batch.positions)
-        labelled = read_pass(number, nth, runner, batch, sampling)
-        if labelled is not None and labelled.phase != "prefill":
-            self._known[is_draft, mode] = (list(rids), n_rows, capture, labelled.form)
+        labelled = read_pass(number, nth, runner, batch, sampling, requests)
+        if labelled is not None and mode in UNIFORM:
+            self._known[is_draft, mode] = (rids, n_rows, capture, labelled.form)
         return labelled
 
 
-def _rows_per_request(batch: Any, phase: str, n_rows: int, n_requests: int) -> list[int]:
-    if phase == "prefill":
-        return [int(length) for length in batch.extend_seq_lens_cpu][:n_requests]
-    return [n_rows // n_requests] * n_requests
+def _rows_per_request(batch: Any, mode: str, n_rows: int, n_requests: int) -> list[int]:
+    if mode in UNIFORM:
+        return [n_rows // n_requests] * n_requests
+    return [int(length) for length in batch.extend_seq_lens_cpu][:n_requests]
 
 
 def read_pass(
-    number: int, nth: int, runner: Any, batch: Any, sampling: Sampling | None = None
+    number: int,
+    nth: int,
+    runner: Any,
+    batch: Any,
+    sampling: Sampling | None = None,
+    requests: Sequence[Any] = (),
 ) -> Pass | None:
     """Label a pass (see `Pass` for its numbers), or ``None`` for one without rows to record.
+
+    Args:
+        requests: of the scheduler's batch, see `rids_of`.
 
     Raises:
         NotRecordable: the batch is of a kind that hsprobe does not know.
     """
-    mode = batch.forward_mode.name
-    rids = [str(rid) for rid in batch.rids or ()]
+    mode, rids = batch.forward_mode.name, rids_of(batch, requests)
     n_rows = int(batch.positions.shape[0])
     if mode == "IDLE" or not rids or n_rows == 0:
         return None
@@ -149,7 +170,7 @@ def read_pass(
     phase = PHASES[mode]
     if is_draft and phase == "decode":
         phase = "draft_decode"
-    req_rows = _rows_per_request(batch, phase, n_rows, len(rids))
+    req_rows = _rows_per_request(batch, mode, n_rows, len(rids))
     runs = None if sampling is None else sampling.choose(phase, rids, req_rows)
     if runs is not None and all(first == last for first, last in runs):
         return None

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from hsprobe.probes.sglang.placing import NotRecordable
 from hsprobe.probes.sglang.recorder import Recorder
 
 COMMUNICATOR = "sglang.srt.layers.communicator.LayerCommunicator"
@@ -76,10 +77,19 @@ class NormProbe:
                 )
 
     def _prepared(self, site: str) -> Any:
-        def after(result: Any, communicator: Any, *_: Any, **__: Any) -> None:
+        def after(
+            result: Any, communicator: Any, hidden: Any, residual: Any, batch: Any, *_: Any, **__: Any
+        ) -> None:
             number = self._layer_of.get(id(communicator))
-            if number is not None:
-                self._recorder.guard(site, lambda: self._take(site, number, result[1]))
+            if number is None:
+                return
+
+            def take() -> None:
+                if getattr(batch, "tbo_parent_token_range", None) is not None:
+                    raise NotRecordable("a part of the pass: SGLang ran the batch in two halves")
+                self._take(site, number, result[1])
+
+            self._recorder.guard(site, take)
 
         return after
 

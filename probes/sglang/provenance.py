@@ -2,13 +2,14 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from hsprobe.probes.experts import experts_of
+from hsprobe.probes.sglang import places
 from hsprobe.probes.sglang.settings import Settings
 
 DRAFT_KEYS = (
@@ -35,13 +36,11 @@ def coordinates() -> dict[str, int]:
     ``rank`` counts over all replicas. ``dp`` is the replica, of either kind: attention DP does not run inside
     a replica of its own (``runtime_context.py:num_dp_ranks_of``).
     """
-    from sglang.srt.runtime_context import get_parallel
-
-    parallel = get_parallel()
+    look_up = _looked_up() if places.runtime_context() else _asked()
 
     def read(name: str, missing: int) -> int:
         try:
-            return int(getattr(parallel, name) or missing)
+            return int(look_up(name) or missing)
         except Exception:  # an axis this deployment has not set up
             return missing
 
@@ -56,6 +55,30 @@ def coordinates() -> dict[str, int]:
     place["rank"] = (0 if groups > 1 else replica * world) + place["pp"] * place["tp_size"] + place["tp"]
     place["world_size"] = world * (1 if groups > 1 else place["dp_size"])
     return place
+
+
+def _looked_up() -> Callable[[str], Any]:
+    from sglang.srt.runtime_context import get_parallel
+
+    return lambda name: getattr(get_parallel(), name)
+
+
+def _asked() -> Callable[[str], Any]:
+    """The same where only functions know (``distributed/parallel_state.py``, ``layers/dp_attention.py``)."""
+    from sglang.srt.distributed import parallel_state
+    from sglang.srt.layers import dp_attention
+
+    functions = {
+        "tp_rank": parallel_state.get_tensor_model_parallel_rank,
+        "tp_size": parallel_state.get_tensor_model_parallel_world_size,
+        "pp_rank": parallel_state.get_pipeline_model_parallel_rank,
+        "pp_size": parallel_state.get_pipeline_model_parallel_world_size,
+        "attn_tp_rank": dp_attention.get_attention_tp_rank,
+        "attn_tp_size": dp_attention.get_attention_tp_size,
+        "attn_dp_rank": dp_attention.get_attention_dp_rank,
+        "attn_dp_size": dp_attention.get_attention_dp_size,
+    }
+    return lambda name: functions[name]()
 
 
 def layers_of(runners: Sequence[Any]) -> dict[str, int]:

@@ -13,6 +13,7 @@ from hsprobe.probes.sglang.graphs import Graphs
 from hsprobe.probes.sglang.guarding import Guarded
 from hsprobe.probes.sglang.keeping import Keeper
 from hsprobe.probes.sglang.labels import Labeller, Pass
+from hsprobe.probes.sglang.linking import rids_of
 from hsprobe.probes.sglang.opening import Opened, open_rank
 from hsprobe.probes.sglang.placing import Extent, NotRecordable, Placed, place
 from hsprobe.probes.sglang.pressure import Pressure
@@ -60,6 +61,7 @@ class Recorder(Guarded):
         self._place: dict[str, int] = {}
         self._steps = 0
         self._requests = Requests()
+        self._in_batch: Sequence[Any] = ()
         self._keeper: Keeper | None = None
         self._teller = Teller()
         self._armed_path = ""
@@ -89,6 +91,7 @@ class Recorder(Guarded):
         self._recording = self._armed
         if not self._armed:
             return
+        self._in_batch = requests
         self._steps += 1
         self._keeper.steps += 1
         self._left_out = self._reason_to_leave_out(requests)
@@ -128,12 +131,14 @@ class Recorder(Guarded):
         is_draft = bool(runner.is_draft_worker)
         self.count(runner)
         if not self._recording or self.stage is None:
-            if self._armed and self._left_out is not None and self.stage is not None and batch.rids:
+            if self._armed and self._left_out and self.stage and rids_of(batch, self._in_batch):
                 asked = "to be recorded" in self._left_out
                 self.stage.ledger.add(self._left_out, self._count, asked=asked)
             return
         self._batch, self._sliced, self._padding = batch, False, 0
-        self.under_way = self._labeller.read(self._count, self._nth[is_draft], runner, batch, self.sampling)
+        self.under_way = self._labeller.read(
+            self._count, self._nth[is_draft], runner, batch, self.sampling, self._in_batch
+        )
         if self.under_way is not None:
             if not with_ids:
                 self.under_way.ids = None

@@ -14,14 +14,19 @@ from serving import CAPTURE_SECONDS, Configuration, Kitchen
 from hsprobe.capture.client import answers_ok
 from hsprobe.capture.server import free_port
 from hsprobe.fixtures import cpu
+from hsprobe.probes import startup
 
 
 def plugin(folder: Path, name: str, source: str) -> str:
-    """A folder for PYTHONPATH from which SGLang loads `source`, which defines `install`, as a plugin."""
+    """A folder for PYTHONPATH from which SGLang loads `source`, which defines `install`, as a plugin.
+
+    Where it has no plugins, hsprobe's own start does.
+    """
     info = folder / f"{name}-1.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{name} = {name}:install\n")
+    points = [f"[{group}]\n{name} = {name}:install\n" for group in ("sglang.srt.plugins", startup.GROUP)]
+    (info / "entry_points.txt").write_text("\n".join(points))
     (folder / f"{name}.py").write_text(source)
     return str(folder)
 

@@ -70,13 +70,11 @@ def run(command: str, folder: Path, expected: int = 0) -> subprocess.CompletedPr
 
 
 def serve(command: str, folder: Path) -> subprocess.Popen:
-    assignment, *words = with_cpu(command)
-    name, _, value = assignment.partition("=")
     with (folder / "server.log").open("wb") as log:
         server = subprocess.Popen(
-            words,
+            with_cpu(command),
             cwd=folder,
-            env={**environment(), name: value},
+            env=environment(),
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -93,7 +91,7 @@ def test_every_hsprobe_command_of_the_readme_runs(folder):
     ran, servers = [], []
     try:
         for command in commands():
-            if command.startswith("HSPROBE_CAPTURE=1 "):
+            if command.startswith("hsprobe run "):
                 servers.append(serve(command, folder))
             elif command.startswith("hsprobe "):
                 run(command, folder)
@@ -157,6 +155,7 @@ def test_installed_package_has_its_plugin_its_fixtures_and_nothing_at_the_top(tm
     assert {name for name in top if not name.endswith(".dist-info")} == {"hsprobe"}
     assert (place / "hsprobe/fixtures/trained/draft/model.safetensors").is_file()
     assert (place / "hsprobe/fixtures/cpu/path/sgl_kernel/__init__.py").is_file()
+    assert (place / "hsprobe/probes/startup/path/sitecustomize.py").is_file()
     for name in ("data/broken.h5", "report/html/page.js", "report/schema/report.schema.json"):
         assert (place / "hsprobe" / name).is_file()
     entry_points = next(place.glob("*.dist-info")) / "entry_points.txt"

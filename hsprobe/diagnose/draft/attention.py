@@ -131,8 +131,7 @@ def _rope_change(served: Rope, own: Rope) -> str:
 
 
 def _positions(material: Material, bad: Ints, fine: Ints) -> Iterator[Hypothesis]:
-    rows = material.rows
-    slot = rows.slot
+    rows, due = material.rows, material.positions
     names = {
         int(Phase.DRAFT_DECODE): "in the steps after the first",
         int(Phase.DRAFT_EXTEND): "in draft extend",
@@ -144,7 +143,7 @@ def _positions(material: Material, bad: Ints, fine: Ints) -> Iterator[Hypothesis
             yield Hypothesis(
                 "position",
                 f"the draft's RoPE positions are {abs(offset)} too {'high' if offset > 0 else 'low'} {where}",
-                _attending(material, positions=np.where(mine, np.maximum(slot + offset, 0), slot)),
+                _attending(material, positions=np.where(mine, np.maximum(due + offset, 0), due)),
                 steps=[
                     "A row's position is that of the target's state it takes; each step of a chain adds one."
                 ],
@@ -153,24 +152,24 @@ def _positions(material: Material, bad: Ints, fine: Ints) -> Iterator[Hypothesis
     yield Hypothesis(
         "position",
         "the draft's RoPE position does not advance from step to step",
-        _attending(material, positions=np.where(chain, slot - rows.step + 1, slot)),
+        _attending(material, positions=np.where(chain, due - rows.step + 1, due)),
         steps=["Each step of a chain adds one to the position of the step before."],
     )
     yield from _limits(material, bad, fine)
 
 
 def _limits(material: Material, bad: Ints, fine: Ints) -> Iterator[Hypothesis]:
-    slot = material.rows.slot
+    due = material.positions
     if not len(bad):
         return
-    first = int(slot[bad].min())
-    last = max((int(s) for s in slot[fine] if s < first), default=first - 1)
+    first = int(due[bad].min())
+    last = max((int(s) for s in due[fine] if s < first), default=first - 1)
     for limit in [first, *range(first - 1, max(last, first - _NEAR_LIMITS), -1)]:
         if limit < 2:
             continue
         for words, positions in (
-            ("stay at the last one", np.minimum(slot, limit - 1)),
-            ("start again at 0", np.where(slot >= 0, slot % limit, slot)),
+            ("stay at the last one", np.minimum(due, limit - 1)),
+            ("start again at 0", np.where(due >= 0, due % limit, due)),
         ):
             yield Hypothesis(
                 "position",

@@ -181,7 +181,9 @@ def _attended(computer: Computer, index: Ints) -> Tensor:
     how, config = computer.variant.attending, ref.config
     qkv = computer.get("draft.qkv", keys)
     q, k, v = qkv.split([config.heads * config.head_dim] + [config.kv_heads * config.head_dim] * 2, dim=-1)
-    positions = torch.from_numpy((rows.slot if how.positions is None else how.positions)[keys])
+    positions = torch.from_numpy(
+        (computer.material.positions if how.positions is None else how.positions)[keys]
+    )
     rotation = ref.rotation if how.rotation is None else how.rotation
     turned_q = rotation(q.unflatten(-1, (config.heads, config.head_dim)), positions)
     turned_k = rotation(k.unflatten(-1, (config.kv_heads, config.head_dim)), positions)

@@ -85,7 +85,7 @@ def positions_fed(material: Material) -> list[Verdict]:
     """Whether RoPE positions keep step with the rows' places; one offset for all rows changes nothing."""
     rows = material.rows
     index = np.flatnonzero(rows.slot >= 0)
-    off = rows.position[index] - rows.slot[index]
+    off = rows.position[index] - material.positions[index]
     if not len(index) or len(np.unique(off)) == 1:
         return []
     usual = int(np.bincount(off - off.min()).argmax() + off.min())
@@ -99,7 +99,7 @@ def positions_fed(material: Material) -> list[Verdict]:
         values, counts = np.unique(others, return_counts=True)
         most = int(values[counts.argmax()])
         proof.append(
-            f"{phase_name(int(phase))}: position - place is {most:+d} in {counts.max()} of {len(mine)} rows"
+            f"{phase_name(int(phase))}: position - due is {most:+d} in {counts.max()} of {len(mine)} rows"
         )
     if not proof:
         return []

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from hsprobe.draft.positions import due, steps_late
 from hsprobe.draft.stages import DraftReference
 from hsprobe.draft.timeline import Ints, Timeline, timeline
 from hsprobe.trace.reader import Rank, Trace
@@ -20,6 +22,10 @@ from hsprobe.trace.schema import Model
 from hsprobe.trace.tensor import Tensor as Stored
 
 Mask = npt.NDArray[np.bool_]
+_LATE = (
+    "SGLang {} gives the steps of a chain RoPE positions one past their place, whatever the draft (from "
+    "0.5.12.post1 on it no longer does); the steps were computed with these."
+)
 _SHARED = ("draft.qkv", "draft.context", "draft.gate_up")
 
 
@@ -48,6 +54,7 @@ class Material:
     Attributes:
         served_folder: of the draft that was served, as the capture names it.
         target: folder of the target, where one is known.
+        late: by how many positions this release of the server puts the steps of a chain past their place.
         ready: site -> rows for which it can be computed, kept by `compute.computable`.
         notes: sites that were left out, and why.
     """
@@ -57,6 +64,7 @@ class Material:
     ref: DraftReference
     served_folder: str
     target: str | None = None
+    late: int = 0
     stored: dict[str, Stored] = field(default_factory=dict)
     place: dict[str, Ints] = field(default_factory=dict)
     ready: dict[str, Mask] = field(default_factory=dict)
@@ -70,8 +78,12 @@ class Material:
                 draft = trace.provenance.get("draft")
                 served = draft.get("path") if isinstance(draft, dict) else None
                 folder = served if isinstance(served, str) and served else str(ref.config.folder)
-                found = cls(rank, timeline(trace, rank), ref, folder, target)
+                version = trace.provenance.get("sglang_version")
+                late = steps_late(version if isinstance(version, str) else None)
+                found = cls(rank, timeline(trace, rank), ref, folder, target, late)
                 found._open()
+                if late and (found.rows.step > 0).any():
+                    found.notes.append(_LATE.format(version))
                 return found
         return None
 
@@ -92,6 +104,11 @@ class Material:
             back[tensor.row_index] = np.arange(len(tensor))
             self.stored[name] = tensor
             self.place[name] = back[self.rows.row]
+
+    @cached_property
+    def positions(self) -> Ints:
+        """[T] the RoPE position that each row is to have with this server, below 0 where it is not known."""
+        return due(self.rows, self.late)
 
     @property
     def served_config(self) -> str:
