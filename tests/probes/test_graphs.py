@@ -159,6 +159,37 @@ def test_a_model_run_for_capturing_leaves_nothing_in_the_pass_under_way(tmp_path
     assert len(tensors(rig.records(), "aux")) == 1
 
 
+def test_a_graph_that_cannot_hold_copies_runs_and_is_a_gap(tmp_path):
+    """As in SGLang 0.5.9, where the classes that run graphs capture them too."""
+    rig = Rig(tmp_path, 4)
+    rig.arm()
+    ran = []
+    for _ in range(2):
+        rig.step(
+            ["a"], 1, "DECODE", lambda: ran.append(rig.graphs.closed_replay(lambda runner: "graph", "runner"))
+        )
+    assert ran == ["graph", "graph"]
+    records = rig.records()
+    gaps = [r.header for r in records if r.kind == "gap"]
+    assert [(gap["pass"], gap["site"]) for gap in gaps] == [(1, "graphs"), (2, "graphs")]
+    assert all("--disable-cuda-graph" in gap["reason"] for gap in gaps)
+    assert [r.header["graph"] for r in records if r.kind == "pass"] == [True, True]
+
+
+def test_what_such_a_class_runs_to_capture_leaves_nothing_in_the_pass_under_way(tmp_path):
+    rig = Rig(tmp_path, 4)
+    rig.arm()
+    seen = []
+
+    def forward() -> None:
+        rig.graphs.closed_capture(lambda: seen.append(rig.recorder.current(draft=False)))
+        seen.append(rig.recorder.current(draft=False))
+
+    rig.step(["a"], 1, "DECODE", forward)
+    assert seen[0] is None
+    assert seen[1] is not None
+
+
 def test_a_checked_capture_carries_a_second_reading(tmp_path):
     rig = Rig(tmp_path, 4)
     rig.capture()

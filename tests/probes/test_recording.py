@@ -42,6 +42,42 @@ def test_rows_belong_to_requests_by_phase():
     assert read_pass(5, 5, DRAFT, batch_of("DRAFT_EXTEND_V2", [4, 4])).phase == "draft_extend"
 
 
+def batch_without_ids(mode: str, rows: list[int], **more):
+    """As SGLang 0.5.9 has it: of how many requests, but not of which."""
+    batch = batch_of(mode, rows, batch_size=len(rows), **more)
+    del batch.rids
+    return batch
+
+
+def scheduled(*finished: bool):
+    """The requests of the scheduler's batch."""
+    return [SimpleNamespace(rid=f"q{i}", finished=lambda over=over: over) for i, over in enumerate(finished)]
+
+
+def test_where_a_batch_does_not_name_its_requests_the_scheduler_does():
+    labeller = Labeller()
+
+    def read(model, batch, requests):
+        return labeller.read(1, 1, model, batch, EVERYTHING, requests).form
+
+    both = scheduled(False, False)
+    prefill = read(TARGET, batch_without_ids("EXTEND", [3, 5], extend_seq_lens_cpu=[3, 5]), both)
+    assert (prefill.rids, prefill.req_rows) == (["q0", "q1"], [3, 5])
+    assert read(TARGET, batch_without_ids("TARGET_VERIFY", [4, 4]), both).rids == ["q0", "q1"]
+    # Of equally many rows, then other ones of each.
+    for rows in ([1, 3], [2, 2]):
+        extend = read(DRAFT, batch_without_ids("DRAFT_EXTEND", rows, extend_seq_lens_cpu=rows), both)
+        assert (extend.phase, extend.req_rows, extend.rids) == ("draft_extend", rows, ["q0", "q1"])
+    late = batch_without_ids("DRAFT_EXTEND", [2], extend_seq_lens_cpu=[2])
+    assert read(DRAFT, late, scheduled(True, False)).rids == ["q1"]
+
+
+def test_a_pass_over_other_requests_than_the_schedulers_is_refused():
+    with pytest.raises(NotRecordable, match="over 1 requests, where the scheduler's batch has 2"):
+        read_pass(1, 1, TARGET, batch_without_ids("DECODE", [1]), requests=scheduled(False, False))
+    assert read_pass(1, 1, TARGET, batch_without_ids("IDLE", []), requests=scheduled(False)) is None
+
+
 def test_batches_without_rows_are_left_out_and_unknown_ones_refused():
     assert read_pass(1, 1, TARGET, batch_of("IDLE", [])) is None
     with pytest.raises(NotRecordable, match="DLLM_EXTEND"):

@@ -9,6 +9,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+import release
 from counting import FOLDER
 from serving import CAPTURE_SECONDS, Configuration, run_hsprobe
 from started import plugin, started
@@ -16,6 +17,8 @@ from started import plugin, started
 from hsprobe.capture.client import generate
 from hsprobe.capture.prompts import load_prompts
 from hsprobe.trace.reader import Trace
+
+pytestmark = release.counts_requests
 
 LAYERS = 8
 TOKENS = 20

@@ -4,6 +4,7 @@ import shutil
 
 import jsonschema
 import pytest
+import release
 
 from hsprobe.diagnose.consistency import consistency
 from hsprobe.fixtures.faults import draft_folders
@@ -11,6 +12,8 @@ from hsprobe.fixtures.faults.draft_cases import DRAFT_CASES, PLAIN
 from hsprobe.fixtures.faults.gallery import in_order, run_case
 from hsprobe.fixtures.faults.kitchen import Kitchen
 from hsprobe.report import json, schema
+
+pytestmark = release.plants_faults
 
 NAMES = (
     "right_shared_prefixes",

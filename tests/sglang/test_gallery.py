@@ -4,12 +4,15 @@ from xml.etree import ElementTree
 
 import jsonschema
 import pytest
+import release
 
 from hsprobe.fixtures.faults.cases import CASES
 from hsprobe.fixtures.faults.gallery import in_order, run_case
 from hsprobe.fixtures.faults.kitchen import Kitchen
 from hsprobe.report import json, junit, schema
 from hsprobe.trace.reader import Trace
+
+pytestmark = release.plants_faults
 
 NAMES = (
     "nothing/llama-float32",

@@ -4,9 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
+import release
 
 from hsprobe.fixtures.acceptance import CASES, measure
 from hsprobe.fixtures.faults.kitchen import Kitchen
+
+pytestmark = release.plants_faults
 
 PAGE = Path(__file__).parents[2] / "docs" / "impact.md"
 # All on one server: what is planted changes while it runs.

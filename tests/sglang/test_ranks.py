@@ -5,6 +5,7 @@ import signal
 
 import numpy as np
 import pytest
+from release import DEEPSEEK_IDS, DEPTHS, FUSES
 from safetensors.numpy import load_file
 from serving import CAPTURE_SECONDS, Configuration
 from states import Phase, by_context, ranks_of, rows_of, worst_relative_error
@@ -16,9 +17,10 @@ from hsprobe.trace.schema import Model
 LAYERS = 8
 TP2 = {
     "llama-steps3": Configuration(tp=2),
-    "deepseek-steps1-fused": Configuration(target="deepseek", ids=(2, 3, 4), steps=1, tp=2, fused=True),
+    f"deepseek-steps1{'-fused' if FUSES else ''}": Configuration(
+        target="deepseek", ids=DEEPSEEK_IDS, steps=1, tp=2, fused=FUSES
+    ),
 }
-DEPTHS = {"llama": [2, 4, 6], "deepseek": [2, 3, 4]}
 SHARES = ("draft.qkv", "draft.context", "draft.gate_up")
 FP32_ROUNDING = 5e-6
 TARGET_PHASES = (Phase.PREFILL, Phase.VERIFY)

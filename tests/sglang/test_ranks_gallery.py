@@ -1,10 +1,13 @@
 """Faults of ranks planted in one real server of two ranks; ``make gallery`` runs all of them."""
 
 import pytest
+import release
 
 from hsprobe.fixtures.faults.gallery import in_order, run_case
 from hsprobe.fixtures.faults.kitchen import Kitchen
 from hsprobe.fixtures.faults.rank_cases import RANK_CASES
+
+pytestmark = release.plants_faults
 
 NAMES = (
     "nothing/llama-float32-tp2",

@@ -1,6 +1,7 @@
 """Attention DP, a pipeline, LayerNorm SP and one rank against two: real servers, one for each layout."""
 
 import pytest
+import release
 
 from hsprobe.diagnose import diff
 from hsprobe.diagnose.ranks.between import between_ranks
@@ -9,6 +10,8 @@ from hsprobe.fixtures.faults.kitchen import Kitchen
 from hsprobe.fixtures.faults.rank_cases import PADDED, PIPELINES, RIGHT, SEQUENCE_PARALLEL
 from hsprobe.trace.reader import Trace
 from hsprobe.trace.schema import RowStatus
+
+pytestmark = release.plants_faults
 
 CASES = in_order(
     [*PADDED, *PIPELINES, *SEQUENCE_PARALLEL, *(case for case in RIGHT if case.name.startswith("one_rank"))]

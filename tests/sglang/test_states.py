@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from release import DEEPSEEK_IDS, DEPTHS, OVERLAPS
 from serving import Configuration
 from states import Phase, RowStatus, by_context, names_of, rows_of, worst_relative_error
 
@@ -9,14 +10,15 @@ from hsprobe.trace.reader import Trace
 
 LAYERS = 8
 
+_OVERLAP = "-overlap" if OVERLAPS else ""
 CONFIGURATIONS = {
-    "llama-steps3-overlap": Configuration(overlap=True),
+    f"llama-steps3{_OVERLAP}": Configuration(overlap=OVERLAPS),
     "llama-steps1": Configuration(steps=1),
-    "deepseek-steps3": Configuration(target="deepseek", ids=(2, 3, 4)),
-    "deepseek-steps1-overlap": Configuration(target="deepseek", ids=(2, 3, 4), steps=1, overlap=True),
+    "deepseek-steps3": Configuration(target="deepseek", ids=DEEPSEEK_IDS),
+    f"deepseek-steps1{_OVERLAP}": Configuration(
+        target="deepseek", ids=DEEPSEEK_IDS, steps=1, overlap=OVERLAPS
+    ),
 }
-# SGLang adds one to a Llama draft's ids; it takes a DeepSeek draft's as they are, unless the first is 1.
-DEPTHS = {"llama": [2, 4, 6], "deepseek": [2, 3, 4]}
 FP32_ROUNDING = 5e-6
 
 

@@ -4,10 +4,12 @@ import json
 import re
 
 import pytest
+import release
 from serving import Captured, Configuration, run_hsprobe
 
+from hsprobe.formats.sglang_ids import ids_for
+
 TRAINED_ON = (1, 3, 5)
-DEEPSEEK_MEANT = (2, 3, 4)
 SHORT = ("--max-new-tokens", "8")
 
 
@@ -32,7 +34,14 @@ def ids_to_set(report: dict) -> list[int]:
 @pytest.mark.parametrize(
     ("ids", "options", "code", "words"),
     [
-        pytest.param((-1, 3, 5), (), "LAYER_SET", "chunk 0 carries the embedding", id="embedding-in-chunk-0"),
+        pytest.param(
+            (-1, 3, 5),
+            (),
+            "LAYER_SET",
+            "chunk 0 carries the embedding",
+            id="embedding-in-chunk-0",
+            marks=release.embeds_llama,
+        ),
         pytest.param((0, 2, 4), (), "LAYER_SHIFT", "1 layer too early", id="all-one-too-low"),
         pytest.param((2, 4, 6), (), "LAYER_SHIFT", "1 layer too late", id="all-one-too-high"),
         pytest.param((1, 4, 5), (), "LAYER_SET", "chunk 1", id="one-chunk-wrong"),
@@ -51,7 +60,7 @@ def test_wrong_ids_are_named_with_the_ids_to_set(kitchen, ids, options, code, wo
 
 
 def test_chunks_swapped_in_the_training_dump_are_told_from_wrong_ids(kitchen):
-    captured = kitchen.capture(Configuration(overlap=True))
+    captured = kitchen.capture(Configuration(overlap=release.OVERLAPS))
     report = diff(kitchen.reference("llama", "3,1,5"), captured.trace, expected=1)
     (finding,) = report["findings"]
     assert finding.get("name", finding["code"]) == "CONCAT"
@@ -59,20 +68,49 @@ def test_chunks_swapped_in_the_training_dump_are_told_from_wrong_ids(kitchen):
 
 
 def test_right_wiring_has_no_finding(kitchen):
-    captured = kitchen.capture(Configuration(overlap=True))
+    captured = kitchen.capture(Configuration(overlap=release.OVERLAPS))
     report = diff(kitchen.reference("llama", "1,3,5"), captured.trace, expected=0)
     assert report["findings"] == []
     assert [chunk["state"] for chunk in report["chunks"]] == ["ok"] * 3
 
 
 def test_the_whole_reference_confirms_every_depth(kitchen):
-    captured = kitchen.capture(Configuration(overlap=True))
+    captured = kitchen.capture(Configuration(overlap=release.OVERLAPS))
     assert diff(kitchen.reference("llama"), captured.trace, expected=0)["findings"] == []
 
 
+@release.embeds_no_llama
+def test_an_embedding_in_chunk_0_is_named_where_the_target_is_a_qwen3(kitchen):
+    """The founding case on a release in which a Llama cannot hand over its embedding."""
+    captured = served(kitchen, (-1, 3, 5), "qwen3")
+    report = diff(kitchen.reference("qwen3", "1,3,5"), captured.trace, expected=1)
+    (finding,) = report["findings"]
+    assert finding.get("name", finding["code"]) == "LAYER_SET"
+    assert "chunk 0 carries the embedding output (depth 0)" in finding["title"]
+    assert ids_to_set(report) == list(TRAINED_ON)
+
+
+def test_deepseek_ids_stand_for_the_depths_of_this_release_and_no_others(kitchen):
+    """Up to 0.5.12 they name layer outputs, later layer inputs: drafts trained for one are wrong in the other."""
+    captured = kitchen.capture(Configuration(target="deepseek", ids=release.DEEPSEEK_IDS))
+    assert captured.returncode == 0, captured.stderr
+    outputs = {depth: ",".join(str(d - 1) for d in (depth, depth + 1, depth + 2)) for depth in (2, 3)}
+    here = release.DEPTHS["deepseek"][0]
+    other = 5 - here
+    assert diff(kitchen.reference("deepseek", outputs[here]), captured.trace, expected=0)["findings"] == []
+    report = diff(kitchen.reference("deepseek", outputs[other]), captured.trace, expected=1)
+    (finding,) = report["findings"]
+    assert finding.get("name", finding["code"]) == "LAYER_SHIFT"
+    words = f"1 layer too {'late' if here > other else 'early'}"
+    assert words in " ".join([finding["title"], *finding["evidence"]])
+    wanted = [other, other + 1, other + 2]
+    assert ids_to_set(report) == ids_for("DeepseekV3ForCausalLM", wanted, 8, release.VERSION).ids
+
+
+@release.looks_at_first_id
 def test_deepseek_ids_meant_as_layer_outputs_are_read_one_too_low_and_the_named_ids_mend_it(kitchen):
-    meant = ",".join(map(str, DEEPSEEK_MEANT))
-    captured = kitchen.capture(Configuration(target="deepseek", ids=DEEPSEEK_MEANT))
+    meant = ",".join(map(str, release.DEEPSEEK_IDS))
+    captured = kitchen.capture(Configuration(target="deepseek", ids=release.DEEPSEEK_IDS))
     train = kitchen.reference("deepseek", meant)
     report = diff(train, captured.trace, expected=1)
     (finding,) = report["findings"]
