@@ -1,4 +1,4 @@
-"""What the installed SGLang has, as tests ask it: facts, and marks that skip with a reason where it has not."""
+"""What the installed SGLang has, as tests ask it: facts, and marks that skip with the reason."""
 
 from importlib.metadata import version
 

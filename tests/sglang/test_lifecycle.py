@@ -123,9 +123,10 @@ def test_killed_server_leaves_a_readable_trace_and_says_what_happened(kitchen, t
 SABOTAGE = """
 def install():
     from hsprobe.probes.sglang.layer import LayerProbe
+    from hsprobe.probes.sglang.norms import NormProbe
     def fail(*_):
         raise RuntimeError("broken on purpose")
-    LayerProbe._take = fail
+    LayerProbe._take = NormProbe._take = fail
 """
 
 

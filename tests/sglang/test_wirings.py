@@ -91,7 +91,7 @@ def test_an_embedding_in_chunk_0_is_named_where_the_target_is_a_qwen3(kitchen):
 
 
 def test_deepseek_ids_stand_for_the_depths_of_this_release_and_no_others(kitchen):
-    """Up to 0.5.12 they name layer outputs, later layer inputs: drafts trained for one are wrong in the other."""
+    """Up to 0.5.12 they name layer outputs, later layer inputs: a draft trained for one is wrong there."""
     captured = kitchen.capture(Configuration(target="deepseek", ids=release.DEEPSEEK_IDS))
     assert captured.returncode == 0, captured.stderr
     outputs = {depth: ",".join(str(d - 1) for d in (depth, depth + 1, depth + 2)) for depth in (2, 3)}
