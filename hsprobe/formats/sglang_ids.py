@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hsprobe.formats.sglang_models import Beyond, ClassRule, Rule, Version, by_class
+from hsprobe.formats.sglang_models import EMBEDS_SINCE, Beyond, ClassRule, Rule, Version, by_class
 
 __all__ = ["Beyond", "ClassRule", "Reach", "Rule", "class_rule", "depths_of", "ids_for", "rule_of"]
 
@@ -44,6 +44,13 @@ def rule_of(architecture: str, version: str | None, algorithm: str = EAGLE3) -> 
 def class_rule(architecture: str, version: str | None, algorithm: str = EAGLE3) -> ClassRule:
     """As `rule_of`, with the rule of most classes where there is none."""
     return rule_of(architecture, version, algorithm) or ClassRule(Rule.OUTPUT)
+
+
+def stops_at_embedding(architecture: str, version: str | None) -> bool:
+    """Whether this version ends with a TypeError where the model is to hand over its embedding output."""
+    row, number = by_class().get(architecture), parse_version(version)
+    since = None if row is None else EMBEDS_SINCE.get(row.file)
+    return since is not None and number is not None and number < since
 
 
 def parse_version(version: str | None) -> Version | None:

@@ -224,6 +224,22 @@ FILES: tuple[ModelFile, ...] = (
     ModelFile("beam", ("BeamForCausalLM",), (), (_from(_V23, _RANGED),)),
 )  # fmt: skip
 
+EMBEDS_SINCE: dict[str, Version] = {
+    "apertus": _V22,
+    "deepseek_v2": _V15,
+    "exaone_moe": _V22,
+    "glm4_moe": _V21,
+    "glm4_moe_lite": _V21,
+    "gpt_oss": _V18,
+    "kimi_k25": _V15,
+    "llama": _V22,
+    "longcat_flash": _V21,
+    "minimax_m2": _V13,
+    "mllama4": _V21,
+}
+"""File -> first version in which depth 0 can be captured, for those that could not always: before the first
+layer there is no residual yet, and adding it to the embedding output raises a TypeError in the forward."""
+
 
 @cache
 def by_class() -> dict[str, ModelFile]:

@@ -175,6 +175,12 @@ _SWAPPED = np.concatenate([KEPT[:20][::-1], KEPT[20:]]) - np.arange(len(KEPT))
 PLANTS: list[tuple[str, Callable[[Pair], None], str]] = [
     ("CK101", _ids(-1, 3, 5), "id -1 puts the embedding output (depth 0) into chunk 0"),
     ("CK101", _ids(0, 3, 5, architecture="DeepseekV3ForCausalLM"), "id 0 puts the embedding"),
+    (
+        "CK101",
+        _ids(-1, 3, 5, version="0.5.9"),
+        "at which SGLang 0.5.9 stops: its first forward raises TypeError",
+    ),
+    ("CK101", _ids(-1, 3, 5, architecture="Qwen3ForCausalLM", version="0.5.9"), "id -1 puts the embedding"),
     ("CK102", _at_the_top, "it will capture its default, depths 2, 4, 6"),
     (
         "CK102",

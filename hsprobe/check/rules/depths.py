@@ -10,7 +10,15 @@ from hsprobe.check.model import Said, Severity, rule
 from hsprobe.check.setup import Setup
 from hsprobe.check.wording import depth_list, depth_words
 from hsprobe.diagnose.naming import listed
-from hsprobe.formats.sglang_ids import DFLASH, Rule, depths_of, ids_for, requested_depths, rule_of
+from hsprobe.formats.sglang_ids import (
+    DFLASH,
+    Rule,
+    depths_of,
+    ids_for,
+    requested_depths,
+    rule_of,
+    stops_at_embedding,
+)
 
 _LLAMA = "sglang/srt/models/llama.py set_eagle3_layers_to_capture (0.5.23)"
 _TWO_CONVENTIONS = "https://github.com/sgl-project/sglang/pull/25454"
@@ -36,7 +44,8 @@ def ids_key(captured: Captured) -> str:
     Severity.ERROR,
     summary="an id asks for the embedding output (depth 0)",
     why="The chunk holds token embeddings instead of a layer's output. Nothing crashes: every shape is "
-    "right, and the draft is handed a state that it was hardly trained on.",
+    "right, and the draft is handed a state that it was hardly trained on. Some model classes of older "
+    "versions do stop, with a TypeError in the first forward.",
     mend="Name the layers whose outputs the draft was trained on; the lowest output is that of layer 0.",
     sources=(_LLAMA, "https://github.com/NickL77/BaldEagle/issues/18"),
 )
@@ -47,14 +56,18 @@ def embedding_id(setup: Setup) -> Iterator[Said]:
         return
     chunk = found.depths.index(0)
     number = found.ids[found.requested.index(0)]
+    stops = stops_at_embedding(setup.target.architecture, setup.version)
     yield Said(
-        f"id {number} puts the embedding output (depth 0) into chunk {chunk}",
+        f"id {number} asks for the embedding output (depth 0), at which SGLang {setup.version} stops: its "
+        "first forward raises TypeError"
+        if stops
+        else f"id {number} puts the embedding output (depth 0) into chunk {chunk}",
         mend=(
             f"Name the layers whose outputs the draft was trained on in {found.key}; SGLang {setup.version} "
             f"reads them by this rule: {found.rule.rule.value if found.rule else Rule.OUTPUT.value}.",
         ),
         # A negative id is a layer number that somebody took one off; 0 may have been meant.
-        severity=Severity.ERROR if number < 0 else Severity.WARNING,
+        severity=Severity.ERROR if number < 0 or stops else Severity.WARNING,
     )
 
 
