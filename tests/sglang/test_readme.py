@@ -75,11 +75,13 @@ def run(command: str, folder: Path, expected: int = 0) -> subprocess.CompletedPr
 
 
 def serve(command: str, folder: Path) -> subprocess.Popen:
+    assignment, *words = with_cpu(command)
+    name, _, value = assignment.partition("=")
     with (folder / "server.log").open("wb") as log:
         server = subprocess.Popen(
-            with_cpu(command),
+            words,
             cwd=folder,
-            env=environment(),
+            env={**environment(), name: value},
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -96,7 +98,7 @@ def test_every_hsprobe_command_of_the_readme_runs(folder):
     ran, servers = [], []
     try:
         for command in commands():
-            if command.startswith("hsprobe run "):
+            if command.startswith("HSPROBE_CAPTURE=1 "):
                 servers.append(serve(command, folder))
             elif command.startswith("hsprobe "):
                 run(command, folder)

@@ -7,8 +7,6 @@ import pytest
 import release
 from serving import Captured, Configuration, run_hsprobe
 
-from hsprobe.formats.sglang_ids import ids_for
-
 TRAINED_ON = (1, 3, 5)
 SHORT = ("--max-new-tokens", "8")
 
@@ -88,23 +86,6 @@ def test_an_embedding_in_chunk_0_is_named_where_the_target_is_a_qwen3(kitchen):
     assert finding.get("name", finding["code"]) == "LAYER_SET"
     assert "chunk 0 carries the embedding output (depth 0)" in finding["title"]
     assert ids_to_set(report) == list(TRAINED_ON)
-
-
-def test_deepseek_ids_stand_for_the_depths_of_this_release_and_no_others(kitchen):
-    """Up to 0.5.12 they name layer outputs, later layer inputs: a draft trained for one is wrong there."""
-    captured = kitchen.capture(Configuration(target="deepseek", ids=release.DEEPSEEK_IDS))
-    assert captured.returncode == 0, captured.stderr
-    outputs = {depth: ",".join(str(d - 1) for d in (depth, depth + 1, depth + 2)) for depth in (2, 3)}
-    here = release.DEPTHS["deepseek"][0]
-    other = 5 - here
-    assert diff(kitchen.reference("deepseek", outputs[here]), captured.trace, expected=0)["findings"] == []
-    report = diff(kitchen.reference("deepseek", outputs[other]), captured.trace, expected=1)
-    (finding,) = report["findings"]
-    assert finding.get("name", finding["code"]) == "LAYER_SHIFT"
-    words = f"1 layer too {'late' if here > other else 'early'}"
-    assert words in " ".join([finding["title"], *finding["evidence"]])
-    wanted = [other, other + 1, other + 2]
-    assert ids_to_set(report) == ids_for("DeepseekV3ForCausalLM", wanted, 8, release.VERSION).ids
 
 
 @release.looks_at_first_id
