@@ -32,7 +32,11 @@ counts_requests = _needs(
 )
 embeds_llama = _needs(_BOUNDARIES, "stops with a TypeError where a Llama is to hand over its embedding")
 embeds_no_llama = _needs(not _BOUNDARIES, "lets a Llama hand over its embedding, which another test serves")
+_BY_FIRST = class_rule("DeepseekV3ForCausalLM", VERSION).rule is Rule.FIRST_ID
+reads_outputs = _needs(
+    not _BY_FIRST, "reads a DeepSeek draft's ids as layer inputs, which another test is about"
+)
 looks_at_first_id = _needs(
-    class_rule("DeepseekV3ForCausalLM", VERSION).rule is Rule.FIRST_ID,
+    _BY_FIRST,
     "reads a DeepSeek draft's ids as layer outputs, whatever the first one is",
 )

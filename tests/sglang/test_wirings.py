@@ -88,6 +88,19 @@ def test_an_embedding_in_chunk_0_is_named_where_the_target_is_a_qwen3(kitchen):
     assert ids_to_set(report) == list(TRAINED_ON)
 
 
+@release.reads_outputs
+def test_deepseek_ids_name_layer_outputs_and_a_draft_trained_for_later_releases_is_told(kitchen):
+    """From 0.5.13 on the same ids name layer inputs, unless the first is 1: depths 2, 3, 4."""
+    captured = kitchen.capture(Configuration(target="deepseek", ids=release.DEEPSEEK_IDS, options=SHORT))
+    assert captured.returncode == 0, captured.stderr
+    assert diff(kitchen.reference("deepseek", "2,3,4"), captured.trace, expected=0)["findings"] == []
+    report = diff(kitchen.reference("deepseek", "1,2,3"), captured.trace, expected=1)
+    (finding,) = report["findings"]
+    assert finding.get("name", finding["code"]) == "LAYER_SHIFT"
+    assert "1 layer too late: served depths 3, 4, 5, trained on 2, 3, 4" in finding["title"]
+    assert ids_to_set(report) == [1, 2, 3]
+
+
 @release.looks_at_first_id
 def test_deepseek_ids_meant_as_layer_outputs_are_read_one_too_low_and_the_named_ids_mend_it(kitchen):
     meant = ",".join(map(str, release.DEEPSEEK_IDS))
