@@ -1,8 +1,7 @@
 """How time grows: with rows, and with the files of a dump: ``python -m benchmarks.growth [--mib 1024]``.
 
-Rows: pairs of traces of four sizes, an eighth of the largest to all of it, the smallest enough for work in
-two threads. A line is fitted to the CPU time of comparing all rows by least squares; what counts is how far
-the worst size is from the line.
+Rows: pairs of traces of four sizes, an eighth of the largest to all of it. A line is fitted to the CPU
+time of comparing all rows by least squares; what counts is how far the worst size is from the line.
 Files: the CPU time of `hsprobe diff` against a dump of 100,000 samples, over that with 1,000, when the
 capture's prompts are among the first; where they are not, the token ids of every sample have to be looked
 at, and `dumps.py` says what that costs.

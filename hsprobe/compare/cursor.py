@@ -1,4 +1,4 @@
-"""Reads rows of a table tile by tile, in buffers that are kept: one cursor a thread and side of a comparison.
+"""Reads rows of a table tile by tile, in buffers that are kept: one cursor a side of a comparison.
 
 Shapes: n rows of a tile, N of the table, H columns asked for.
 """

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hsprobe.compare.align import Pairs, pair
-from hsprobe.compare.engine import current, in_threads
+from hsprobe.compare.engine import current
 from hsprobe.compare.shards import Direct, Job, Limits, Shard, cut, merge
 from hsprobe.compare.shards import errors as shard_errors
 from hsprobe.compare.stack import Depth, Rows, Stack
@@ -85,7 +85,7 @@ def errors(left: Lane, right: Lane, pairs: Pairs) -> Floats:
     job = Job(left.columns, right.columns, scale, 0.0)
     whole, tables = _whole(left.stack, right.stack, (job,), pairs)
     parts = cut(whole, left.stack.row_bytes + right.stack.row_bytes)
-    found = [np.zeros(0, np.float32), *in_threads(lambda part: shard_errors(part, tables)[0], parts)]
+    found = [np.zeros(0, np.float32), *(shard_errors(part, tables)[0] for part in parts)]
     return np.concatenate(found)
 
 

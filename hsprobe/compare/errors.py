@@ -84,7 +84,7 @@ class Weights:
 
 
 class RowErrors:
-    """Computes errors, one tile at a time, in buffers that are kept. One for each thread."""
+    """Computes errors, one tile at a time, in buffers that are kept."""
 
     def __init__(self) -> None:
         self._memory: dict[str, NDArray[np.uint8]] = {}

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
-from threading import Lock
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -106,16 +105,12 @@ class Held:
 
 
 class Tables:
-    """The tables that shards name, opened when first asked for; a context manager that closes them.
-
-    Threads may share it.
-    """
+    """The tables that shards name, opened when first asked for; a context manager that closes them."""
 
     def __init__(self, lent: Mapping[Source, Table] | None = None) -> None:
         """`lent`: tables that are open already, and stay so."""
         self._open: dict[Source, Table] = dict(lent or {})
         self._files = ExitStack()
-        self._lock = Lock()
 
     def __enter__(self) -> Self:
         return self
@@ -133,10 +128,9 @@ class Tables:
         """
         if not isinstance(source, Source):
             return source
-        with self._lock:
-            if source not in self._open:
-                self._open[source] = Below(self._files.enter_context(open_tensors(source.places)))
-            return self._open[source]
+        if source not in self._open:
+            self._open[source] = Below(self._files.enter_context(open_tensors(source.places)))
+        return self._open[source]
 
 
 def blocks(rows: int, width: int) -> Iterator[slice]:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from hsprobe.compare.align import Pairs, pair, token_twins
 from hsprobe.compare.direct import Lane, errors_between
-from hsprobe.compare.engine import in_threads
 from hsprobe.compare.noise import MEDIAN_ALLOWANCE, MODEL, Level
 from hsprobe.compare.shards import Job
 from hsprobe.compare.stack import Rows, Stack, runs, spread
@@ -168,7 +167,7 @@ def matrix(queries: Sequence[Lane], candidates: Sequence[Candidate], rows: Rows)
         found = errors_between(mine, right, tuple(jobs), pairs, stack.keys.phase[pairs.left])
         return members, np.searchsorted(rows, pairs.left), found
 
-    for one in in_threads(compared, _by_stack(candidates, stack)):
+    for one in map(compared, _by_stack(candidates, stack)):
         if one is not None:
             members, slots, found = one
             for q in range(len(queries)):

@@ -1,4 +1,4 @@
-"""Where the bytes of a tensor lie in its file, to read them past HDF5, which lets one thread in at a time.
+"""Where the bytes of a tensor lie in its file, to read them past HDF5, which copies each chunk once more.
 
 Only layouts that hold the values as they are come into question: one stretch of bytes, or chunks with at most
 a checksum behind each, which is verified here as HDF5 would. Everything else is left to HDF5.
