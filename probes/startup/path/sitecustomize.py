@@ -5,8 +5,15 @@ Then the function with which a scheduler process begins is wrapped, so that the 
 and in no other. A ``sitecustomize`` that this one hides runs after it.
 """
 
+from __future__ import annotations
+
 import os
 import sys
+
+# The module `typing` is not imported for it: this runs in every Python process.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _SCHEDULER = "sglang.srt.managers.scheduler"
 _BEGINS = "run_scheduler_process"
@@ -15,7 +22,7 @@ _BEGINS = "run_scheduler_process"
 class _Watcher:
     """Finds the scheduler's module as the other finders do, to see it when it has been executed."""
 
-    def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != _SCHEDULER:
             return None
         for finder in sys.meta_path:
@@ -27,19 +34,19 @@ class _Watcher:
         return None
 
 
-def _see(loader):  # type: ignore[no-untyped-def]
+def _see(loader: Any) -> None:
     execute = getattr(loader, "exec_module", None)
     if execute is None:
         return
 
-    def exec_module(module):  # type: ignore[no-untyped-def]
+    def exec_module(module: Any) -> None:
         execute(module)
         _wrap(module)
 
     loader.exec_module = exec_module
 
 
-def _wrap(module):  # type: ignore[no-untyped-def]
+def _wrap(module: Any) -> None:
     """Before anybody has the function: what others import, and pickle by its name, is the wrapped one."""
     original = getattr(module, _BEGINS, None)
     if original is None:
@@ -47,7 +54,7 @@ def _wrap(module):  # type: ignore[no-untyped-def]
     import functools
 
     @functools.wraps(original)
-    def begin(*args, **kwargs):  # type: ignore[no-untyped-def]
+    def begin(*args: Any, **kwargs: Any) -> Any:
         try:
             from hsprobe.probes.startup import start
         except ImportError as error:
@@ -59,7 +66,7 @@ def _wrap(module):  # type: ignore[no-untyped-def]
     setattr(module, _BEGINS, begin)
 
 
-def _hidden():  # type: ignore[no-untyped-def]
+def _hidden() -> None:
     """Run the sitecustomize that would have run without this folder."""
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
