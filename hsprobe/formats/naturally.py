@@ -24,11 +24,9 @@ def in_natural_order(names: Sequence[str]) -> list[str]:
     before = _beginning(names).rstrip("0123456789")
     after = _beginning([name[::-1] for name in names])[::-1].lstrip("0123456789")
     middle = [name[len(before) : len(name) - len(after)] for name in names]
-    if all(len(before) + len(after) < len(name) for name in names) and all(
-        part.isascii() and part.isdecimal() and len(part) < 20 for part in middle
-    ):
-        order = sorted(range(len(names)), key=[int(part) for part in middle].__getitem__)
-        return [names[i] for i in order]
+    lengths, digits = [*map(len, middle)], "".join(middle)
+    if names and min(lengths) > 0 and max(lengths) < 20 and digits.isascii() and digits.isdecimal():
+        return [names[i] for i in sorted(range(len(names)), key=[*map(int, middle)].__getitem__)]
     return sorted(names, key=natural)
 
 

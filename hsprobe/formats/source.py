@@ -111,15 +111,18 @@ class Source:
         try:
             with os.scandir(str(self.root / folder)) as found:
                 for entry in found:
-                    name = f"{folder}/{entry.name}" if folder else entry.name
                     if entry.name.startswith("."):
                         continue
-                    if entry.is_symlink() and not self._inside(name):
-                        self.unread.append((name, "it is a link that leads out of the folder"))
-                    elif entry.is_file():
+                    if entry.is_file(follow_symlinks=False):
                         files.append(entry.name)
                     elif entry.is_dir(follow_symlinks=False):
                         folders.append(entry.name)
+                    elif entry.is_symlink():
+                        name = f"{folder}/{entry.name}" if folder else entry.name
+                        if not self._inside(name):
+                            self.unread.append((name, "it is a link that leads out of the folder"))
+                        elif entry.is_file():
+                            files.append(entry.name)
         except OSError as error:
             self.unread.append((folder or str(self.path), error.strerror or str(error)))
             return "", []
