@@ -189,7 +189,13 @@ def test_an_interrupted_comparison_goes_on(number: signal.Signals, tmp_path: Pat
         "from hsprobe.cli import main\n"
         "sys.exit(main(['diff', 'a.h5', 'b.h5', '--journal', 'j', '--format', 'json', '-o', 'out.json']))\n"
     )
-    running = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stderr=subprocess.PIPE)
+    running = subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        # A test run in the background of a shell inherits an ignored SIGINT, which no person's Ctrl-C meets.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     journal = tmp_path / "j"
     while running.poll() is None and (not journal.exists() or journal.read_bytes().count(b"\n") < 10):
         time.sleep(0.01)
@@ -197,7 +203,7 @@ def test_an_interrupted_comparison_goes_on(number: signal.Signals, tmp_path: Pat
     os.kill(running.pid, number)
     hold.unlink()
     running.communicate()
-    assert running.returncode != 0
+    assert running.returncode not in (0, 1), "it came to its end"
     before = journal.read_bytes().count(b"\n")
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode in (0, 1), done.stderr
