@@ -158,6 +158,25 @@ def _measured(folder: Path, mib: int, dtype: str, width: int, each: dict[str, fl
     each[dtype] = mine / rows
     what = f"2 x {size / 2 / (1 << 20):.0f} MiB {dtype}"
     of = f"{mine:.2f} s"
+    yield from _against_hdf5(best, what)
+    found = comparator(folder, min(_COMPARATOR_BYTES, size), dtype, width)
+    if found is None:
+        print("SGLang's comparator needs polars: pip install polars to compare with it.")
+        return
+    slow, imports = found
+    yield Row(
+        "  SGLang's comparator takes",
+        slow * size / mine,
+        "x",
+        20,
+        note=f"by the byte: {slow * size:.1f} s / {of}; its imports, {imports:.0f} s, are left out",
+    )
+
+
+def _against_hdf5(best: dict[str, float], what: str) -> Iterator[Row]:
+    """Against the tools of HDF5, from the best seconds of each."""
+    mine = best["comparison"]
+    of = f"{mine:.2f} s"
     if "h5diff" in best:
         yield Row(
             f"{what}: h5diff -p takes", best["h5diff"] / mine, "x", 4, note=f"{best['h5diff']:.2f} s / {of}"
@@ -172,18 +191,6 @@ def _measured(folder: Path, mib: int, dtype: str, width: int, each: dict[str, fl
     bare = best["plain floor"]
     yield Row("  of reading, without checksums", mine / bare, "x", 2, True, f"{of} / {bare:.2f} s")
     yield Row("  whole command", best["diff"], "s", note=f"{best['diff'] / mine:.1f} times the comparison")
-    found = comparator(folder, min(_COMPARATOR_BYTES, size), dtype, width)
-    if found is None:
-        print("SGLang's comparator needs polars: pip install polars to compare with it.")
-        return
-    slow, imports = found
-    yield Row(
-        "  SGLang's comparator takes",
-        slow * size / mine,
-        "x",
-        20,
-        note=f"by the byte: {slow * size:.1f} s / {of}; its imports, {imports:.0f} s, are left out",
-    )
 
 
 def main() -> None:

@@ -33,10 +33,8 @@ LOOK_SECONDS = 0.01
 class Recorder(Guarded):
     """One a process. Records only while a file named ``armed`` lies in the spool folder.
 
-    A process whose rank was not asked for opens no spool.
-
     Args:
-        opening: opens the spool when the first step runs.
+        opening: opens the spool, of a rank that was asked for, when the first step runs.
 
     Attributes:
         sampling: what the armed capture is to record.
