@@ -77,14 +77,14 @@ class NormProbe:
                 )
 
     def _prepared(self, site: str) -> Any:
-        def after(
-            result: Any, communicator: Any, hidden: Any, residual: Any, batch: Any, *_: Any, **__: Any
-        ) -> None:
+        def after(result: Any, communicator: Any, *args: Any, **kwargs: Any) -> None:
             number = self._layer_of.get(id(communicator))
             if number is None:
                 return
 
             def take() -> None:
+                # (hidden_states, residual, forward_batch), by place or by name.
+                batch = args[2] if len(args) > 2 else kwargs["forward_batch"]
                 if getattr(batch, "tbo_parent_token_range", None) is not None:
                     raise NotRecordable("a part of the pass: SGLang ran the batch in two halves")
                 self._take(site, number, result[1])
