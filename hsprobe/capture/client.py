@@ -1,5 +1,6 @@
 """Sends prompts to a running SGLang server and keeps what it answers."""
 
+import http.client
 import json
 import queue
 import threading
@@ -17,6 +18,12 @@ REQUEST_SECONDS = 600
 CHECK_SECONDS = 0.25
 # SGLang answers /health by generating a token, behind what else it has to do, and gives itself 20 s.
 ANSWER_SECONDS = 30.0
+
+# The server is on this machine: a proxy that the environment names for the rest of the world is not asked for it.
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+# What is no answer: nobody there, half a reply, or no HTTP at all. (A connection to a port that nobody listens on
+# yet can be joined to itself, and then hears its own request.)
+_NO_ANSWER = (OSError, ValueError, http.client.HTTPException)
 
 
 @dataclass(frozen=True)
@@ -36,18 +43,12 @@ class Answer:
     facts: dict[str, Any]
 
 
-def get_json(url: str, seconds: float = 5.0) -> Any:
-    """GET a JSON document; raises ``OSError`` or ``ValueError`` when there is none."""
-    with urllib.request.urlopen(url, timeout=seconds) as reply:
-        return json.loads(reply.read() or b"null")
-
-
 def answers_ok(url: str) -> bool:
     """Does a GET of this address succeed?"""
     try:
-        with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as reply:
+        with _DIRECT.open(url, timeout=ANSWER_SECONDS) as reply:
             return bool(reply.status == 200)
-    except (OSError, ValueError):
+    except _NO_ANSWER:
         return False
 
 
@@ -56,7 +57,7 @@ def _post(url: str, body: dict[str, Any]) -> Any:
         url, data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
     )
     try:
-        with urllib.request.urlopen(request, timeout=REQUEST_SECONDS) as reply:
+        with _DIRECT.open(request, timeout=REQUEST_SECONDS) as reply:
             return json.loads(reply.read())
     except urllib.error.HTTPError as error:
         said = error.read(500).decode("utf-8", "replace").strip()
@@ -64,7 +65,7 @@ def _post(url: str, body: dict[str, Any]) -> Any:
             f"The server refused a prompt: HTTP {error.code} {said}",
             "Check that the prompts fit the model (a server without a tokenizer takes input_ids only).",
         ) from None
-    except (OSError, ValueError) as error:
+    except _NO_ANSWER as error:
         raise HsprobeError(
             f"The server stopped answering: {error}.", "Its log says why; start the capture again."
         ) from None

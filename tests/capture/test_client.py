@@ -1,6 +1,7 @@
 """Prompts are sent and answered, and a server that hangs does not keep a capture from ending."""
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -88,3 +89,38 @@ def test_trouble_that_a_check_finds_ends_the_waiting_for_a_server_that_hangs(url
 def test_a_server_that_is_busy_for_seconds_is_not_taken_for_none(url: str) -> None:
     assert answers_ok(f"{url}/health")
     assert not answers_ok("http://127.0.0.1:9/health"), "nothing listens there"
+
+
+@pytest.fixture
+def joined_to_itself(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a port where nobody listens, and that the system gives to whoever connects to it."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        port = holder.getsockname()[1]
+
+    def connect(address: tuple[str, int], timeout: float, *_: Any) -> socket.socket:
+        one = socket.socket()
+        one.settimeout(timeout)
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        one.bind(address)
+        one.connect(address)
+        return one
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    yield f"http://127.0.0.1:{port}"
+
+
+def test_a_connection_that_was_joined_to_itself_is_no_server(joined_to_itself: str) -> None:
+    assert not answers_ok(f"{joined_to_itself}/health")
+    with pytest.raises(HsprobeError, match="The server stopped answering"):
+        run(joined_to_itself, PROMPTS[:1])
+
+
+def test_a_proxy_for_the_rest_of_the_world_is_not_asked_for_the_server(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    assert [answer.output_ids for answer in run(url, PROMPTS[:1])] == [(0,)]
