@@ -75,13 +75,11 @@ def run(command: str, folder: Path, expected: int = 0) -> subprocess.CompletedPr
 
 
 def serve(command: str, folder: Path) -> subprocess.Popen:
-    assignment, *words = with_cpu(command)
-    name, _, value = assignment.partition("=")
     with (folder / "server.log").open("wb") as log:
         server = subprocess.Popen(
-            words,
+            with_cpu(command),
             cwd=folder,
-            env={**environment(), name: value},
+            env=environment(),
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -98,7 +96,7 @@ def test_every_hsprobe_command_of_the_readme_runs(folder):
     ran, servers = [], []
     try:
         for command in commands():
-            if command.startswith("HSPROBE_CAPTURE=1 "):
+            if command.startswith("hsprobe run "):
                 servers.append(serve(command, folder))
             elif command.startswith("hsprobe "):
                 run(command, folder)
