@@ -92,7 +92,7 @@ def test_a_server_that_is_busy_for_seconds_is_not_taken_for_none(url: str) -> No
 
 
 @pytest.fixture
-def joined_to_itself(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def joined_to_itself(monkeypatch: pytest.MonkeyPatch) -> str:
     """The address of a port where nobody listens, and that the system gives to whoever connects to it."""
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
@@ -107,7 +107,7 @@ def joined_to_itself(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         return one
 
     monkeypatch.setattr(socket, "create_connection", connect)
-    yield f"http://127.0.0.1:{port}"
+    return f"http://127.0.0.1:{port}"
 
 
 def test_a_connection_that_was_joined_to_itself_is_no_server(joined_to_itself: str) -> None:

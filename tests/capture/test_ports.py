@@ -1,6 +1,7 @@
 """The port of a server that hsprobe starts."""
 
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -14,8 +15,7 @@ def test_port_leaves_room_for_those_that_sglang_derives_from_it():
 
 def test_port_is_none_that_a_connection_could_be_given():
     """A connection from the port it goes to is joined to itself: no server can then listen there."""
-    with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
-        lowest = int(file.read().split()[0])
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     if lowest < 32_768:
         pytest.skip(f"this machine gives connections ports from {lowest} on")
     assert all(server.free_port() < lowest for _ in range(200))
