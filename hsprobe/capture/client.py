@@ -21,8 +21,8 @@ ANSWER_SECONDS = 30.0
 
 # The server is on this machine: a proxy that the environment names for the rest of the world is not asked.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-# What is no answer: nobody there, half a reply, or no HTTP at all. (A connection to a port that nobody listens
-# on yet can be joined to itself, and then hears its own request.)
+# What is no answer: nobody there, half a reply, or no HTTP at all. (A connection to a port that nobody
+# listens on yet can be joined to itself, and then hears its own request.)
 _NO_ANSWER = (OSError, ValueError, http.client.HTTPException)
 
 

@@ -156,9 +156,9 @@ def _value_of(arguments: Sequence[str], name: str) -> str | None:
 def free_port() -> int:
     """A port that is free, and low enough for those that SGLang derives from it.
 
-    0.5.15 takes the one 10,000 above for gRPC, and does not start where that is beyond 65535. It is also below
-    those that connections get (32768 and up on Linux): of the attempts to reach a server that has yet to listen,
-    one in 28,000 would be given the very port it asks for, be joined to itself, and hold the port.
+    0.5.15 takes the one 10,000 above for gRPC, and does not start where that is beyond 65535. It is also
+    below those that connections get (32768 and up on Linux): of the attempts to reach a server that does not
+    listen yet, one in 28,000 would get the very port it asks for, be joined to itself, and hold the port.
     """
     while True:
         port = random.randrange(*_PORTS)

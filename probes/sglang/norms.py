@@ -14,6 +14,7 @@ import torch
 
 from hsprobe.probes.sglang.placing import NotRecordable
 from hsprobe.probes.sglang.recorder import Recorder
+from hsprobe.probes.sglang.witness import EmbeddingWitness, NormWitness, PreparedWitness
 
 COMMUNICATOR = "sglang.srt.layers.communicator.LayerCommunicator"
 PREPARED = (("prepare_attn", "layer"), ("prepare_mlp", "mid"))
@@ -27,6 +28,8 @@ class NormProbe:
         self._recorder = recorder
         self._layer_of: dict[int, int] = {}
         self._communicators: list[Any] = []
+        self._alone = False
+        self._witnesses: list[tuple[str, int, PreparedWitness | NormWitness]] = []
 
     def hooks(self) -> list[tuple[str, str, Any]]:
         """(target, hook type, function) for SGLang's HookRegistry."""
@@ -43,6 +46,7 @@ class NormProbe:
         if runner.is_draft_worker:
             return
         wants = self._recorder.settings.wants
+        self._alone = int(getattr(runner, "tp_size", 0)) == 1
         layers = [
             (int(found[1]), module)
             for name, module in runner.model.named_modules()
@@ -51,6 +55,9 @@ class NormProbe:
         for name, module in runner.model.named_modules():
             if name.endswith("embed_tokens") and wants("embed"):
                 module.register_forward_hook(self._embedded)
+                # Another stage of a pipeline may have the embedding.
+                if hasattr(module, "weight"):
+                    EmbeddingWitness(self._recorder).attach(module)
         if not self._recorder.settings.sites & {"layer", "mid"}:
             return
         for number, layer in layers:
@@ -60,21 +67,40 @@ class NormProbe:
         )
         if final is None or not layers:
             raise LookupError(f"{type(runner.model).__name__} has no final norm after its layers")
-        depth = int(runner.model_config.num_hidden_layers)
-        final.register_forward_hook(lambda module, args, output: self._normed("layer", depth, args, output))
+        self._watch_norm(final, "layer", int(runner.model_config.num_hidden_layers), final=True)
+        self._expect(runner.model)
+
+    def _expect(self, model: torch.nn.Module) -> None:
+        """Say what is to come by, and have it watched; a site without a place is disarmed."""
+        settings, proof = self._recorder.settings, self._recorder.proof
+        for lacking in settings.sites & {"layer", "mid"} - {site for site, _, _ in self._witnesses}:
+            reason = f"it found no place in {type(model).__name__}, whose layers have no such norm"
+            self._recorder.disarm(lacking, reason)
+        for site, depth, witness in self._witnesses:
+            if settings.wants(site, depth):
+                proof.expect(site, [depth], compared=True, strict=True)
+                proof.watch(witness.begin, witness.end)
 
     def _watch(self, number: int, layer: torch.nn.Module) -> None:
         communicator = getattr(layer, "layer_communicator", None)
         if communicator is not None:
             self._communicators.append(communicator)
             self._layer_of[id(communicator)] = number
+            for method, site in PREPARED:
+                found = PreparedWitness(self._recorder, communicator, method, site, number, self._alone)
+                self._witnesses.append((site, number, found))
             return
         for name, site in NORMS:
             norm = getattr(layer, name, None)
             if isinstance(norm, torch.nn.Module):
-                norm.register_forward_hook(
-                    lambda module, args, output, site=site: self._normed(site, number, args, output)
-                )
+                self._watch_norm(norm, site, number)
+
+    def _watch_norm(self, norm: torch.nn.Module, site: str, depth: int, *, final: bool = False) -> None:
+        norm.register_forward_hook(lambda module, args, output: self._normed(site, depth, args, output))
+        # Another stage of a pipeline may have the final norm.
+        if hasattr(norm, "weight"):
+            found = NormWitness(self._recorder, norm, site, depth, alone=self._alone, final=final)
+            self._witnesses.append((site, depth, found))
 
     def _prepared(self, site: str) -> Any:
         def after(result: Any, communicator: Any, *args: Any, **kwargs: Any) -> None:

@@ -12,6 +12,9 @@ import torch
 from hsprobe.probes.sglang.identity import ROWS, Sample
 from hsprobe.probes.sglang.recorder import Recorder
 
+NORM_OF = {"prepare_attn": "input_layernorm", "prepare_mlp": "post_attention_layernorm"}
+"""Of a ``LayerCommunicator``: which of its norms a method ends with (``layers/communicator.py``)."""
+
 Handed = tuple[Sample | None, Sample | None]
 """The state before, and what is to be added to it."""
 
@@ -64,6 +67,97 @@ class StageWitness:
         norm = getattr(self._boundary, "norm", None)
         self._recorder.guard("proof", lambda: self._recorder.proof.part(*self._place, *before, result, norm))
         return result
+
+
+class PreparedWitness:
+    """Around a communicator's ``prepare_attn`` or ``prepare_mlp``, outside the probe's hook.
+
+    Args:
+        alone: whether no other rank holds a part of the sum that the communicator takes first.
+    """
+
+    def __init__(
+        self, recorder: Recorder, communicator: Any, method: str, site: str, depth: int, alone: bool
+    ) -> None:
+        self._recorder = recorder
+        self._communicator, self._method = communicator, method
+        self._norm = getattr(communicator, NORM_OF[method], None)
+        self._place = site, depth
+        self._alone = alone
+        self._prepare: Any = None
+
+    def begin(self) -> None:
+        """Put it in place, on this one communicator."""
+        self._prepare = getattr(self._communicator, self._method)
+        setattr(self._communicator, self._method, self._seen)
+
+    def end(self) -> None:
+        """Take it away: the communicator is as it was."""
+        vars(self._communicator).pop(self._method, None)
+
+    def _seen(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._recorder.proof.active:
+            return self._prepare(*args, **kwargs)
+        given = dict(zip(("hidden_states", "residual"), args, strict=False)) | kwargs
+        before = before_norm(given.get("hidden_states"), given.get("residual"), alone=self._alone)
+        result = self._prepare(*args, **kwargs)
+        proof = self._recorder.proof
+        self._recorder.guard("proof", lambda: proof.part(*self._place, *before, result[0], self._norm))
+        return result
+
+
+class NormWitness:
+    """Around a norm that adds what it is given to the residual, outside the probe's hook.
+
+    Args:
+        final: whether it is the target's last.
+        alone: as of `PreparedWitness`.
+    """
+
+    def __init__(
+        self, recorder: Recorder, norm: torch.nn.Module, site: str, depth: int, *, alone: bool, final: bool
+    ) -> None:
+        self._recorder = recorder
+        self._norm = norm
+        self._place = site, depth
+        self._alone, self._final = alone, final
+        self._before: Handed = (None, None)
+        self._handles: list[Any] = []
+
+    def begin(self) -> None:
+        """Put it in place; the probe's own hook is there before it."""
+        self._handles = [
+            self._norm.register_forward_pre_hook(self._given),
+            self._norm.register_forward_hook(self._seen),
+        ]
+
+    def end(self) -> None:
+        """Take it away."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _given(self, module: torch.nn.Module, args: Any) -> None:
+        if self._recorder.proof.active:
+            # The norm may work in place.
+            self._before = before_norm(args[0], args[1] if len(args) > 1 else None, alone=self._alone)
+
+    def _seen(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        if not self._recorder.proof.active:
+            return
+        normed = output[0] if isinstance(output, tuple) else output
+
+        def tell() -> None:
+            self._recorder.proof.part(*self._place, *self._before, normed, module)
+            if self._final:
+                self._recorder.proof.final(normed)
+
+        self._recorder.guard("proof", tell)
+
+
+def before_norm(hidden: Any, residual: Any, *, alone: bool) -> Handed:
+    """What a norm up to SGLang 0.5.22 is about to add: the first of a forward is given no residual."""
+    branch = Sample.of(hidden) if alone or residual is None else None
+    return Sample.of(residual), branch
 
 
 class EmbeddingWitness:
