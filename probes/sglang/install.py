@@ -8,6 +8,7 @@ from hsprobe.probes.sglang.draft import DraftProbe
 from hsprobe.probes.sglang.layer import LayerProbe
 from hsprobe.probes.sglang.logits import LogitsProbe
 from hsprobe.probes.sglang.norms import NormProbe
+from hsprobe.probes.sglang.opening import open_rank
 from hsprobe.probes.sglang.recorder import Recorder
 from hsprobe.probes.sglang.settings import from_environment
 
@@ -17,7 +18,10 @@ logger = logging.getLogger("hsprobe")
 def install() -> None:
     """Register every hook; they are applied before SGLang builds a model."""
     _warn_of_another_version()
-    recorder = Recorder(from_environment())
+    schedulers: list[Any] = []
+    recorder = Recorder(
+        from_environment(), lambda settings, runners: open_rank(settings, runners, schedulers[-1])
+    )
     layer = LayerProbe(recorder) if places.residual_stream() else NormProbe(recorder)
     probes = (layer, LogitsProbe(recorder), DraftProbe(recorder))
 
@@ -48,6 +52,7 @@ def install() -> None:
         return around(original, graphs.model_runner, batch, whole, kwargs, with_ids=with_ids)
 
     def run_batch(*args: Any, **_: Any) -> None:
+        schedulers[:] = args[:1]
         recorder.guard("request", lambda: recorder.step(args[1].reqs))
 
     hooking.register(places.LOAD_MODEL, loaded, "AFTER")

@@ -42,16 +42,17 @@ def open_stage(settings: Settings, path: Path) -> Stage:
     return Stage(spooler, Pressure(settings.sampling.on_pressure), device)
 
 
-def open_rank(settings: Settings, runners: Sequence[Any]) -> Opened:
-    """Open this process's spool; `runners` are its loaded ModelRunners.
+def open_rank(settings: Settings, runners: Sequence[Any], scheduler: Any) -> Opened:
+    """Open this process's spool; `runners` are its loaded ModelRunners, `scheduler` is what runs them.
 
     Raises:
         OSError: the folder cannot be made, or is not private.
         RuntimeError: the device cannot copy to the writer's memory.
     """
-    from hsprobe.probes.sglang.provenance import coordinates, describe, layers_of
+    from hsprobe.probes.sglang.provenance import coordinates, describe, layers_of, replica_of
 
-    opened = Opened(coordinates())
+    replicas = int(getattr(runners[0].server_args, "dp_size", 1) or 1)
+    opened = Opened(coordinates(replica_of(scheduler), replicas))
     place = opened.place
     if settings.ranks is not None and place["rank"] not in settings.ranks:
         return opened

@@ -30,11 +30,14 @@ DRAFT_KEYS = (
 SECRET_WORDS = ("key", "token_file", "password", "secret")
 
 
-def coordinates() -> dict[str, int]:
+def coordinates(replica: int = 0, replicas: int = 1) -> dict[str, int]:
     """This process's place on each axis, and how long the axis is.
 
     ``rank`` counts over all replicas. ``dp`` is the replica, of either kind: attention DP does not run inside
     a replica of its own (``runtime_context.py:num_dp_ranks_of``).
+
+    Args:
+        replica, replicas: its place among whole replicas, where SGLang has no one object that knows.
     """
     look_up = _looked_up() if places.runtime_context() else _asked()
 
@@ -47,10 +50,10 @@ def coordinates() -> dict[str, int]:
     place: dict[str, int] = {}
     for axis in ("tp", "pp", "attn_tp"):
         place[axis], place[f"{axis}_size"] = read(f"{axis}_rank", 0), read(f"{axis}_size", 1)
-    replica, groups = read("dp_rank", 0), read("attn_dp_size", 1)
+    replica, groups = read("dp_rank", replica), read("attn_dp_size", 1)
     # Under attention DP, dp_rank is that of the attention group or unset, as the controller passes it on.
     place["dp"] = read("attn_dp_rank", 0) if groups > 1 else replica
-    place["dp_size"] = groups if groups > 1 else read("dp_size", 1)
+    place["dp_size"] = groups if groups > 1 else read("dp_size", replicas)
     world = place["tp_size"] * place["pp_size"]
     place["rank"] = (0 if groups > 1 else replica * world) + place["pp"] * place["tp_size"] + place["tp"]
     place["world_size"] = world * (1 if groups > 1 else place["dp_size"])
@@ -79,6 +82,12 @@ def _asked() -> Callable[[str], Any]:
         "attn_dp_size": dp_attention.get_attention_dp_size,
     }
     return lambda name: functions[name]()
+
+
+def replica_of(scheduler: Any) -> int:
+    """Which whole replica a scheduler serves, as it says up to 0.5.15 (``managers/scheduler.py``)."""
+    said = (getattr(holder, "dp_rank", None) for holder in (scheduler, getattr(scheduler, "ps", None)))
+    return next((rank for rank in said if isinstance(rank, int)), 0)
 
 
 def layers_of(runners: Sequence[Any]) -> dict[str, int]:

@@ -14,7 +14,7 @@ from hsprobe.probes.sglang.guarding import Guarded
 from hsprobe.probes.sglang.keeping import Keeper
 from hsprobe.probes.sglang.labels import Labeller, Pass
 from hsprobe.probes.sglang.linking import rids_of
-from hsprobe.probes.sglang.opening import Opened, open_rank
+from hsprobe.probes.sglang.opening import Opened
 from hsprobe.probes.sglang.placing import Extent, NotRecordable, Placed, place
 from hsprobe.probes.sglang.pressure import Pressure
 from hsprobe.probes.sglang.proof import DISARMED
@@ -40,9 +40,7 @@ class Recorder(Guarded):
         sampling: what the armed capture is to record.
     """
 
-    def __init__(
-        self, settings: Settings, opening: Callable[[Settings, Sequence[Any]], Opened] = open_rank
-    ) -> None:
+    def __init__(self, settings: Settings, opening: Callable[[Settings, Sequence[Any]], Opened]) -> None:
         super().__init__()
         self.settings = settings
         self.sampling = settings.sampling

@@ -26,6 +26,7 @@ def _needs(have: bool | None, lacks: str) -> pytest.MarkDecorator:
 
 
 plants_faults = _needs(_BOUNDARIES, "keeps no residual stream, out of which the fixtures plant faults")
+is_newest = _needs(_BOUNDARIES, "is not the newest that is supported, out of which a future one is made")
 counts_requests = _needs(
     installed("srt", "managers", "scheduler_components", "request_receiver.py"),
     "receives requests elsewhere than where the test counts collectives",

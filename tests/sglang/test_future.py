@@ -4,12 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import release
 from future import VERSION
 from serving import CAPTURE_SECONDS, Configuration, run_hsprobe
 from started import plugin, started
 from states import Phase, by_context, rows_of, worst_relative_error
 
 from hsprobe.trace.reader import Trace
+
+pytestmark = release.is_newest
 
 FUTURE = Path(__file__).with_name("future.py").read_text()
 DEPTHS = (2, 4, 6)
