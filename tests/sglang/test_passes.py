@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+import release
 from serving import CAPTURE_SECONDS, Configuration, run_hsprobe
 from states import Phase, by_context, names_of, rows_of, worst_relative_error
 
@@ -70,7 +71,9 @@ def test_prompts_given_as_text_are_read_by_the_servers_tokenizer(kitchen, tmp_pa
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
     expected = by_context(rows_of(reference, "layer/004"))
-    for phase, rows in ((Phase.PREFILL, sum(map(len, texts))), (Phase.DECODE, 2 * 2)):
+    # Overlap scheduling of 0.5.9 runs a request's next pass before it knows that the request has ended.
+    decoded = {2 * 2, 2 * 3} if release.VERSION == "0.5.9" else {2 * 2}
+    for phase, rows in ((Phase.PREFILL, {sum(map(len, texts))}), (Phase.DECODE, decoded)):
         error, count = worst_relative_error(rows_of(infer, "layer/004"), expected, phase)
-        assert count == rows
+        assert count in rows
         assert error < 5e-6
