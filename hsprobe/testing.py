@@ -51,10 +51,13 @@ def assert_traces_match(
         HsprobeError: they cannot be compared.
     """
     __tracebackhide__ = True
+    from hsprobe.cluster.processes import ProcessEngine
+    from hsprobe.compare.engine import using
     from hsprobe.diagnose import diff
     from hsprobe.report.terminal import text
 
-    report = diff(train, infer, noise=noise)
+    with ProcessEngine() as engine, using(engine):
+        report = diff(train, infer, noise=noise)
     if not report.same:
         raise DifferentError(f"the traces differ\n{text(report)}", report)
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from hsprobe.cluster.work import Trouble, answered, files_of, size_of, work
+from hsprobe.cluster.cores import usable_cores
+from hsprobe.cluster.work import Trouble, ahead, answered, files_of, size_of, work
 from hsprobe.compare.shards import Direct, Shard, run
 from hsprobe.compare.tables import Tables
 from hsprobe.errors import HsprobeError
@@ -38,7 +38,7 @@ class RayEngine:
     Args:
         address: of a cluster ("auto", "host:port", "ray://host:port"); None starts one on this machine, that
             listens on loopback alone.
-        workers: processes of one that is started; by default one a CPU.
+        workers: processes of one that is started; by default one a usable core.
 
     Raises:
         HsprobeError: on entering: Ray is not installed, or there is no such cluster.
@@ -48,7 +48,7 @@ class RayEngine:
 
     def __init__(self, address: str | None = None, workers: int | None = None) -> None:
         self._address = address
-        self._workers = workers or os.cpu_count() or 1
+        self._workers = workers or usable_cores()
         self._ray: Any = None
         self._ours = False
         self._worker_module: Any = None
@@ -125,27 +125,21 @@ class RayEngine:
     def run(self, shards: Iterable[Shard], tables: Tables) -> Iterator[list[Direct]]:
         """See `Engine`. What only this process can reach is done here."""
         task = self._task(work)
-        waiting: deque[Any] = deque()
-        for shard in shards:
+
+        def given(shard: Shard) -> tuple[Any, Any]:
             if shard.portable:
-                waiting.append((task.remote(shard, self._sizes_of(shard)), None))
-            else:
-                waiting.append((None, run(shard, tables)))
-            if len(waiting) >= self._room:
-                yield self._answer(*waiting.popleft())
-        while waiting:
-            yield self._answer(*waiting.popleft())
+                return task.remote(shard, self._sizes_of(shard)), None
+            return None, run(shard, tables)
+
+        return self._in_turn(given(shard) for shard in shards)
 
     def map(self, function: Callable[[T], U], items: Iterable[T]) -> Iterator[U]:
         """See `Engine`."""
         task = self._task(answered)
-        waiting: deque[Any] = deque()
-        for item in items:
-            waiting.append((task.remote(function, item), None))
-            if len(waiting) >= self._room:
-                yield self._answer(*waiting.popleft())
-        while waiting:
-            yield self._answer(*waiting.popleft())
+        return self._in_turn((task.remote(function, item), None) for item in items)
+
+    def _in_turn(self, tasks: Iterable[tuple[Any, Any]]) -> Iterator[Any]:
+        return (self._answer(*task) for task, _ in ahead(tasks, self._room))
 
     def remember(self, key: str, make: Callable[[], T]) -> T:
         """See `Engine`."""

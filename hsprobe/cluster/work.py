@@ -1,4 +1,6 @@
-"""What a worker process does with a shard: plain functions, and answers that never fail to be carried home.
+"""How shards are given out, and what a worker process does with one.
+
+Plain functions, and answers that never fail to be carried home.
 
 A worker keeps the files it has opened, for the next shard.
 """
@@ -6,16 +8,30 @@ A worker keeps the files it has opened, for the next shard.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from hsprobe.compare.shards import Direct, Shard, run
 from hsprobe.compare.tables import Source, Tables
 from hsprobe.errors import HsprobeError
 from hsprobe.remote.location import Remote, locate
 from hsprobe.remote.stream import RemoteFile
+
+T = TypeVar("T")
+
+
+def ahead(tasks: Iterable[T], room: int) -> Iterator[tuple[T, Sequence[T]]]:
+    """Each of the tasks in its turn, with those behind it that have been given out: up to `room` in all."""
+    waiting: deque[T] = deque()
+    for task in tasks:
+        waiting.append(task)
+        if len(waiting) >= room:
+            yield waiting.popleft(), waiting
+    while waiting:
+        yield waiting.popleft(), waiting
 
 
 @dataclass(frozen=True)
@@ -54,7 +70,8 @@ def work(shard: Shard, sizes: Mapping[str, int]) -> list[Direct] | Trouble:
     """Do a shard.
 
     Args:
-        sizes: bytes of its files where the shard comes from; a file that differs here is another one.
+        sizes: bytes of its files where the shard comes from, unless that is this machine; a file that differs
+            here is another one.
     """
     trouble = _unreachable(sizes)
     if trouble is not None:

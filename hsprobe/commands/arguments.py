@@ -45,3 +45,11 @@ def local(text: str) -> Path:
     if isinstance(found, Remote):
         raise argparse.ArgumentTypeError(f"{text!r} is a URL, and this has to be a local path")
     return found
+
+
+def positive(text: str) -> int:
+    """A number of things, at least one."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value

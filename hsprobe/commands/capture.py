@@ -5,7 +5,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from hsprobe.commands.arguments import local, readable
+from hsprobe.commands.arguments import local, positive, readable
 from hsprobe.commands.dumps import add_options, options_of
 from hsprobe.errors import HsprobeError
 
@@ -67,7 +67,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="FILE",
         help="a trace, a training dump, or JSONL with input_ids or text on each line",
     )
-    parser.add_argument("--limit", type=_positive, metavar="N", help="use the first N prompts only")
+    parser.add_argument("--limit", type=positive, metavar="N", help="use the first N prompts only")
     parser.add_argument(
         "--max-new-tokens",
         type=_count,
@@ -94,18 +94,18 @@ def _add_server_options(group: "argparse._ArgumentGroup") -> None:
     )
     group.add_argument(
         "--concurrency",
-        type=_positive,
+        type=positive,
         default=4,
         metavar="N",
         help="requests under way at once (default: 4)",
     )
     group.add_argument(
-        "--every", type=_positive, metavar="N", help="record every Nth step of the scheduler only"
+        "--every", type=positive, metavar="N", help="record every Nth step of the scheduler only"
     )
     group.add_argument(
         "--requests", metavar="PATTERN", help="record requests with such ids only, e.g. 'vip-*'"
     )
-    group.add_argument("--rows", type=_positive, metavar="N", help="of a prompt, record the last N rows only")
+    group.add_argument("--rows", type=positive, metavar="N", help="of a prompt, record the last N rows only")
     group.add_argument(
         "--on-pressure",
         choices=("drop", "block", "sample"),
@@ -123,7 +123,7 @@ def _add_server_options(group: "argparse._ArgumentGroup") -> None:
         help="with a URL: the folder named in the server's HSPROBE_CAPTURE",
     )
     group.add_argument(
-        "--start-timeout", type=_positive, default=1800, metavar="S", help="seconds to wait for the server"
+        "--start-timeout", type=positive, default=1800, metavar="S", help="seconds to wait for the server"
     )
     group.add_argument(
         "server_arguments", nargs="*", metavar="-- ARGS", help="arguments of sglang.launch_server"
@@ -145,13 +145,6 @@ def _count(text: str) -> int:
     number = int(text)
     if number < 0:
         raise argparse.ArgumentTypeError("must not be negative")
-    return number
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number <= 0:
-        raise argparse.ArgumentTypeError("must be at least 1")
     return number
 
 

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from hsprobe.commands import engines
-from hsprobe.commands.arguments import Parser, local, readable
+from hsprobe.commands.arguments import Parser, local, positive, readable
 from hsprobe.commands.dumps import add_options, options_of
 from hsprobe.errors import HsprobeError
 
@@ -48,6 +48,7 @@ examples:
   hsprobe diff hidden_states/ infer.h5  # a dump of SpecForge, ModelOpt, speculators...
   hsprobe diff s3://bucket/hidden_states infer.h5   # also gs:, hf:, https:
   hsprobe diff hidden_states/ infer.h5 --journal audit.journal   # goes on if interrupted
+  hsprobe diff reference.h5 infer.h5 --workers 8   # of large data; default: all cores
   hsprobe diff hidden_states/ infer.h5 --engine ray --ray-address auto
   hsprobe diff dump.h5 infer.h5 --map input_ids=ids --map aux=states  # foreign HDF5
 
@@ -81,7 +82,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--rows",
         metavar="N",
-        type=_positive,
+        type=positive,
         default=512,
         help="identify chunks on at most N rows; errors always take all (default: %(default)s)",
     )
@@ -157,10 +158,3 @@ def _between_ranks(args: argparse.Namespace) -> SelfReport:
             "Leave TRAIN out, or the option: hsprobe diff TRAIN INFER looks at every rank too.",
         )
     return between_ranks(args.first)
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from hsprobe.commands.arguments import local
+from hsprobe.commands.arguments import local, positive
 from hsprobe.commands.dumps import options_of
 from hsprobe.errors import HsprobeError
 
@@ -25,7 +25,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--engine",
         choices=(LOCAL, RAY),
         default=LOCAL,
-        help="who compares: the cores of this machine, or the workers of Ray (default: %(default)s)",
+        help="who compares: processes of this machine, or the workers of Ray (default: %(default)s)",
+    )
+    group.add_argument(
+        "--workers",
+        metavar="N",
+        type=positive,
+        help="most processes that compare, 1 for this one alone (default: one for each core; "
+        "small data takes no more than one)",
     )
     group.add_argument(
         "--ray-address",
@@ -48,18 +55,21 @@ def engine_of(args: argparse.Namespace, told: Told) -> Iterator[None]:
     Raises:
         HsprobeError: Ray is missing or cannot be reached, or the journal is no journal.
     """
-    from hsprobe.compare.engine import Engine, Local, using
+    from hsprobe.compare.engine import Engine, using
 
-    if args.ray_address is not None and args.engine != RAY:
-        raise HsprobeError("--ray-address is for --engine ray.", "Add --engine ray, or leave it out.")
+    _check(args)
     with ExitStack() as stack:
-        engine: Engine = Local()
+        engine: Engine
         journal = None if args.journal is None else stack.enter_context(_journal(args, told))
         if args.engine == RAY:
             from hsprobe.cluster.rays import RayEngine
 
             told("starting Ray" if args.ray_address is None else f"joining Ray at {args.ray_address}")
-            engine = stack.enter_context(RayEngine(args.ray_address))
+            engine = stack.enter_context(RayEngine(args.ray_address, args.workers))
+        else:
+            from hsprobe.cluster.processes import ProcessEngine
+
+            engine = stack.enter_context(ProcessEngine(args.workers))
         if journal is not None:
             from hsprobe.cluster.continued import Continued
 
@@ -67,6 +77,13 @@ def engine_of(args: argparse.Namespace, told: Told) -> Iterator[None]:
             engine = Continued(engine, journal, given)
         with using(engine):
             yield
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.ray_address is not None and args.engine != RAY:
+        raise HsprobeError("--ray-address is for --engine ray.", "Add --engine ray, or leave it out.")
+    if args.ray_address is not None and args.workers is not None:
+        raise HsprobeError("A running Ray cluster has the workers that it has.", "Leave out --workers.")
 
 
 def _journal(args: argparse.Namespace, told: Told) -> Journal:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from hsprobe.commands.arguments import local, readable
+from hsprobe.commands.arguments import local, positive, readable
 from hsprobe.commands.dumps import add_options, options_of
 
 _DESCRIPTION = """\
@@ -58,7 +58,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="folder of the target, whose token embeddings the draft uses (default: the one INFER names)",
     )
     parser.add_argument(
-        "--steps", metavar="N", type=_positive, help="drafted tokens a pass (default: as the server was told)"
+        "--steps", metavar="N", type=positive, help="drafted tokens a pass (default: as the server was told)"
     )
     parser.add_argument(
         "--least-loss",
@@ -96,13 +96,6 @@ def run(args: argparse.Namespace) -> int:
         )
     write(args.output, lambda stream: report.write(found, args.format, stream))
     return 1 if found.lost else 0
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
 
 
 def _share(text: str) -> float:

@@ -51,13 +51,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """0 once written. Raises HsprobeError for trouble."""
+    from hsprobe.cluster.processes import ProcessEngine
     from hsprobe.compare import tolerance
+    from hsprobe.compare.engine import using
     from hsprobe.diagnose.learn import learn
     from hsprobe.report import noise
     from hsprobe.report.output import write
     from hsprobe.report.progress import Telling
 
-    with Telling() as telling:
+    with Telling() as telling, ProcessEngine() as engine, using(engine):
         learned = learn(args.first, args.second, safety=args.safety, dump=options_of(args), told=telling.tell)
     tolerance.write(learned.tolerance, args.output)
     write(None, lambda stream: noise.write(learned, args.output, stream))

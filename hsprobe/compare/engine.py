@@ -52,7 +52,7 @@ class Local:
 
     Threads would only wait for the interpreter: what numpy does to a tile takes some ten microseconds, no
     more than handing the interpreter over. Two of them took 1.4 times the CPU and no less time. Processes do
-    scale: see `RayEngine`.
+    scale: see `ProcessEngine` and `RayEngine`.
     """
 
     spread = False

@@ -9,15 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from types import TracebackType
 from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hsprobe.compare.cursor import Layout
+from hsprobe.compare.cursor import Cursor, Layout
 from hsprobe.compare.statistics import Floats
-from hsprobe.trace.tensor import Place, Tensor, open_tensors
+from hsprobe.trace.extents import Extents
+from hsprobe.trace.tensor import Place, Tensor, open_tensors, to_float32
 
 Rows = NDArray[np.int64]
 
@@ -70,14 +72,30 @@ class Below:
     def read(self, rows: Rows) -> Floats:
         """Rows in the order asked for, repeats allowed. [n] -> [n, W] float32."""
         wanted, back = np.unique(rows, return_inverse=True)
+        out = self._read(wanted)
+        return out if len(wanted) == len(rows) and bool((wanted == rows).all()) else out[back]
+
+    def _read(self, wanted: Rows) -> Floats:
+        """Rows in ascending order, each once."""
         out = np.empty((len(wanted), self.width), np.float32)
+        if self.dtype is not None and all(found and found.chunked for found in self._extents):
+            cursor, changes = Cursor(self.layout), np.diff(self.layout.tiles(wanted))
+            for low, high in pairwise([0, *(np.flatnonzero(changes) + 1).tolist(), len(wanted)]):
+                if low < high:
+                    cursor.begin(wanted[low:high])
+                    out[low:high] = to_float32(cursor.columns((0, self.width)), self.dtype)
+            return out
         start = 0
         for tensor in self.tensors:
             low, high = np.searchsorted(wanted, [start, start + len(tensor)])
             if low < high:
                 out[low:high] = tensor.read(_selector(wanted[low:high] - start))
             start += len(tensor)
-        return out if len(wanted) == len(rows) and bool((wanted == rows).all()) else out[back]
+        return out
+
+    @property
+    def _extents(self) -> list[Extents | None]:
+        return [tensor.extents for tensor in self.tensors]
 
 
 def _selector(rows: Rows) -> slice | Rows:

@@ -12,6 +12,8 @@ from hsprobe.formats.registry import open_dump
 from hsprobe.formats.stored import Ints
 from hsprobe.remote.location import address, locate
 
+_ALONE = 256
+"""Samples to look at before others are asked to help: most captures need no more."""
 _BATCH = 64
 """Samples that a worker reads at once: many enough to be worth the way, few enough to stop in time."""
 
@@ -42,36 +44,42 @@ def token_ids(dump: Dump, options: Options) -> Iterator[tuple[str, Ints | None]]
     Raises:
         HsprobeError: a connection was lost, or a worker cannot reach the dump.
     """
-    engine = current()
-    if not engine.spread:
-        yield from ((name, dump.tokens(name)) for name in dump.reader.names())
-        return
+    engine, names = current(), dump.reader.names()
+    for name in islice(names, _ALONE) if engine.spread else names:
+        yield name, dump.tokens(name)
     given: list[tuple[str, ...]] = []
 
     def batches() -> Iterator[_Batch]:
-        names = dump.reader.names()
         while batch := tuple(islice(names, _BATCH)):
             given.append(batch)
             yield _Batch(address(dump.path), options, batch)
 
-    for read in engine.map(_read, batches()):
-        unread = dict(read.skipped)
-        for name, ids in zip(given.pop(0), read.ids, strict=True):
-            # One by one: whoever asks may have enough, and then the rest was never looked at.
-            if name in unread:
-                dump.skipped.append((name, unread[name]))
-            yield name, ids
+    # What this process reads of them itself, it reads from the dump that it has open.
+    _opened[address(dump.path), repr(options)] = dump
+    try:
+        for read in engine.map(_read, batches()):
+            unread = dict(read.skipped)
+            for name, ids in zip(given.pop(0), read.ids, strict=True):
+                # One by one: whoever asks may have enough, and then the rest was never looked at.
+                if name in unread:
+                    dump.skipped.append((name, unread[name]))
+                yield name, ids
+    finally:
+        _opened.clear()
 
 
 _opened: dict[tuple[str, str], Dump] = {}
 
 
 def _read(batch: _Batch) -> _Read:
-    """What a worker does; it keeps the dump open for the next batch."""
+    """What whoever takes a batch does; a worker keeps the dump open for the next one."""
     key = batch.dump, repr(batch.options)
     if key not in _opened:
         _opened.clear()
         _opened[key] = open_dump(locate(batch.dump), batch.options)
     dump = _opened[key]
-    dump.skipped = []
-    return _Read([dump.tokens(name) for name in batch.names], dump.skipped)
+    before, dump.skipped = dump.skipped, []
+    try:
+        return _Read([dump.tokens(name) for name in batch.names], dump.skipped)
+    finally:
+        dump.skipped = before

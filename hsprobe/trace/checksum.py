@@ -12,7 +12,7 @@ _ONES = 65535
 # Words are added up along a table this wide and down it, modulo 2**32; sums of half-words stay below that.
 _WIDTH = 1024
 _MOST = 32 << 20
-_WRAP = 1 << 32
+_PLACES = np.arange(_WIDTH)
 
 
 class Fletcher32:
@@ -45,8 +45,8 @@ class Fletcher32:
         by_column, _ = _both(table, high, 0)
         # The half-word at place i counts count - i times; the higher one of a word once less than the lower.
         first = int(by_row.sum())
-        second = int(by_row @ (count - 2 * _WIDTH * np.arange(rows))) - int(odd_by_row.sum())
-        second -= 2 * int(by_column @ np.arange(_WIDTH))
+        second = int(by_row @ (count - 2 * _WIDTH * np.arange(rows))) - int(odd_by_row.sum(dtype=np.int64))
+        second -= 2 * int(by_column @ _PLACES)
         if rows * _WIDTH < len(words):
             rest = words[rows * _WIDTH :].astype(np.int64)
             low, odd = rest & 0xFFFF, rest >> 16
@@ -59,11 +59,11 @@ class Fletcher32:
 
 def _both(
     words: npt.NDArray[np.uint32], high: npt.NDArray[np.uint32], axis: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
     """(sums of all half-words, of the higher ones) along an axis.
 
     The sum of the words, though it wraps around, less that of the higher halves is the sum of the lower ones.
     """
-    odd = np.add.reduce(high, axis=axis, dtype=np.uint32).astype(np.int64)
-    whole = np.add.reduce(words, axis=axis, dtype=np.uint32).astype(np.int64)
-    return (whole - (odd << 16)) % _WRAP + odd, odd
+    odd = np.add.reduce(high, axis=axis, dtype=np.uint32)
+    whole = np.add.reduce(words, axis=axis, dtype=np.uint32)
+    return (whole - odd * np.uint32(_ONES)).astype(np.int64), odd

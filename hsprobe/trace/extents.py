@@ -30,6 +30,7 @@ class Extents:
 
     Attributes:
         rows, columns: of one tile; those at the edges are cut. across: tiles side by side.
+        chunked: whether tiles are stored chunks, of which HDF5 too reads all for a single row.
     """
 
     def __init__(self, data: h5py.Dataset, rows: int, columns: int, offsets: Array | None) -> None:
@@ -40,6 +41,7 @@ class Extents:
         self.across = -(-data.shape[1] // columns)
         self._start = 0 if offsets is not None else int(data.id.get_offset())
         self._offsets = offsets
+        self.chunked = offsets is not None
         self._checked = bool(data.fletcher32)
         self._descriptor = int(data.file.id.get_vfd_handle())
 

@@ -176,18 +176,19 @@ def test_an_interrupted_comparison_goes_on(number: signal.Signals, tmp_path: Pat
     program = (
         "import itertools, os, sys, time\n"
         "from functools import partial\n"
-        "from hsprobe.compare import direct, engine\n"
+        "from hsprobe.cluster import processes\n"
+        "from hsprobe.compare import direct\n"
         "from hsprobe.compare.shards import cut\n"
         "direct.cut = partial(cut, most=200_000)\n"
-        "run, number = engine.run, itertools.count()\n"
+        "run, number = processes.run, itertools.count()\n"
         "def held(*given):\n"
         "    late = next(number) >= 20\n"
         "    while late and os.path.exists('hold'):\n"
         "        time.sleep(0.01)\n"
         "    return run(*given)\n"
-        "engine.run = held\n"
+        "processes.run = held\n"
         "from hsprobe.cli import main\n"
-        "sys.exit(main(['diff', 'a.h5', 'b.h5', '--journal', 'j', '--format', 'json', '-o', 'out.json']))\n"
+        "sys.exit(main('diff a.h5 b.h5 --workers 1 --journal j --format json -o out.json'.split()))\n"
     )
     running = subprocess.Popen(
         [sys.executable, "-c", program],
