@@ -14,6 +14,8 @@ from hsprobe.trace.place import owner_runs
 
 STOPPED_SECONDS = 5.0
 """How long a process may be stopped (by a debugger for instance) before that is trouble."""
+UNNOTICED_SECONDS = 10.0
+"""In this time a server has noticed that its processes ended, if it does at all (0.5.9 does not)."""
 _ENDED = ("", "Z", "X")
 
 
@@ -32,21 +34,25 @@ class RankProcesses:
         self._folder = folder
         self._past = {spool for spool in folder.glob("*.spool") if not owner_runs(spool)}
         self._stopped_since: dict[Path, float] = {}
+        self._all_gone_since: float | None = None
 
     def check(self) -> None:
         """Raises RankTrouble naming the processes that have ended, or are stopped.
 
-        When all have ended, that is the server's end, which others tell better.
+        When all have ended, that is the server's end, which others tell better, unless it does not notice.
         """
+        now = time.monotonic()
         states = {spool: _state(spool) for spool in sorted(self._folder.glob("*.spool"))}
         states = {spool: state for spool, state in states.items() if spool not in self._past}
         gone = [spool for spool, state in states.items() if state in _ENDED]
-        if gone and len(gone) < len(states):
+        all_gone = bool(gone) and len(gone) == len(states)
+        self._all_gone_since = (self._all_gone_since or now) if all_gone else None
+        noticed = all_gone and now - (self._all_gone_since or now) < UNNOTICED_SECONDS
+        if gone and not noticed:
             raise RankTrouble(
                 f"{_named(gone, len(states))} ended in the middle of the capture.",
                 "The trace holds what it had recorded; the server's log says why it ended.",
             )
-        now = time.monotonic()
         self._stopped_since = {
             spool: self._stopped_since.get(spool, now)
             for spool, state in states.items()

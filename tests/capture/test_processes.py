@@ -50,12 +50,18 @@ def test_ranks_that_ended_before_are_not_this_captures(
     RankProcesses(tmp_path).check()
 
 
-def test_that_all_ended_is_left_to_the_server(tmp_path: Path, ranks: list[subprocess.Popen[bytes]]) -> None:
+def test_that_all_ended_is_left_to_the_server_unless_it_does_not_notice(
+    tmp_path: Path, ranks: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "UNNOTICED_SECONDS", 0.2)
     watched = RankProcesses(tmp_path)
     for process in ranks:
         process.kill()
         process.wait()
     watched.check()
+    time.sleep(0.3)
+    with pytest.raises(RankTrouble, match=r"\(tp 0\) and .*\(tp 1\) ended in the middle of the capture"):
+        watched.check()
 
 
 def test_a_stopped_rank_is_named_with_what_makes_it_go_on(

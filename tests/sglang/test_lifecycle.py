@@ -113,7 +113,9 @@ def test_killed_server_leaves_a_readable_trace_and_says_what_happened(kitchen, t
     os.kill(int(spool.stem.rpartition("-")[2]), signal.SIGKILL)
     stdout, stderr = capture.communicate(timeout=CAPTURE_SECONDS)
     assert capture.returncode == 2, stdout
-    assert "The server ended with" in stderr or "stopped answering" in stderr
+    # 0.5.9 does not notice that its scheduler has gone, and would let requests wait for ever.
+    said = ("The server ended with", "stopped answering", "ended in the middle of the capture")
+    assert any(one in stderr for one in said), stderr
     with Trace.open(out) as trace:
         assert trace.state == "recovered"
         assert len(trace.ranks[0].tensors["layer/008"]) > 70

@@ -92,6 +92,12 @@ def serve(command: str, folder: Path) -> subprocess.Popen:
     return server
 
 
+def exit_code(command: str) -> int:
+    """0.5.9 captures its CUDA graphs with other layer ids than the configured ones (CK112)."""
+    installed = command.startswith("hsprobe check") and "--sglang" not in command
+    return int(installed and release.VERSION == "0.5.9")
+
+
 def test_every_hsprobe_command_of_the_readme_runs(folder):
     ran, servers = [], []
     try:
@@ -99,7 +105,7 @@ def test_every_hsprobe_command_of_the_readme_runs(folder):
             if command.startswith("hsprobe run "):
                 servers.append(serve(command, folder))
             elif command.startswith("hsprobe "):
-                run(command, folder)
+                run(command, folder, expected=exit_code(command))
             else:
                 continue
             ran.append(command)
