@@ -1,5 +1,8 @@
 """Most memory that `hsprobe diff` holds, over interpreter and libraries: ``python -m benchmarks.peak``.
 
+What counts is the sum over its processes, of which there is one a usable core, each at the moment when it
+holds most.
+
 A pair of 1 GiB, and one of 50 GiB of which the values are holes in a sparse file: they read as zeros and
 take no room on the disk. The large one holds bfloat16 in one stretch, the layout that can be had without
 writing it.
@@ -20,15 +23,26 @@ from benchmarks.traces import DEPTHS, LAYERS, REQUEST, H, K, labelled, rows_of, 
 from hsprobe.trace.writer import TraceWriter
 
 _DIFF = """
-import sys, time
+import subprocess, sys, time
+from pathlib import Path
 import hsprobe.cli, hsprobe.diagnose, hsprobe.report.terminal
+from hsprobe.cluster.processes import ProcessEngine
+from hsprobe.compare.engine import using
 from hsprobe.diagnose import diff
-def peak():
-    found = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+def peak(pid):
+    found = next(line for line in open(f"/proc/{pid}/status") if line.startswith("VmHWM"))
     return int(found.split()[1]) / 1024
-before, began = peak(), time.perf_counter()
-report = diff(sys.argv[1], sys.argv[2])
-print(peak() - before, before, time.perf_counter() - began, report.chunks[0].compared)
+idle = "import sys, hsprobe.cluster.worker, hsprobe.cluster.work; print(flush=True); sys.stdin.read()"
+with subprocess.Popen([sys.executable, "-c", idle], stdin=-1, stdout=-1) as worker:
+    worker.stdout.readline()
+    bare = peak(worker.pid)
+before, began = peak("self"), time.perf_counter()
+with ProcessEngine() as engine, using(engine):
+    report = diff(sys.argv[1], sys.argv[2])
+    took = time.perf_counter() - began
+    workers = [pid for one in Path("/proc/self/task").glob("*/children") for pid in one.read_text().split()]
+    more = [peak("self") - before, *(peak(pid) - bare for pid in workers)]
+print(sum(more), before + bare * len(workers), took, report.chunks[0].compared, len(more))
 """
 
 
@@ -75,8 +89,9 @@ def measure(mib: int = 1024, gib: int = 50, width: int = H) -> Iterator[Row]:
 
 
 def _row(work: str, paths: tuple[Path, Path]) -> Row:
-    more, before, took, rows = child(_DIFF, *map(str, paths))
-    told = f"over {before:.0f} MiB of interpreter and libraries; {rows:,.0f} rows in {took:.1f} s"
+    more, before, took, rows, processes = child(_DIFF, *map(str, paths))
+    of = f"over {before:.0f} MiB of interpreter and libraries of {processes:.0f} processes"
+    told = f"{of}; {rows:,.0f} rows in {took:.1f} s"
     return Row(work, more, "MiB", 600, most=True, note=told)
 
 

@@ -1,4 +1,6 @@
-"""Two Ray workers of this machine against one, and against this process; then one is killed in the middle.
+"""Two Ray workers of this machine against one, and against this process, alone and with a local worker.
+
+Then a Ray worker is killed in the middle.
 
 Run with ``python benchmarks/ray_scaling.py [--mib N] [--rounds N]``. One cluster of two workers is started;
 one worker is had by giving each task both CPUs, so that both figures come from the same processes and the
@@ -21,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from hsprobe.cluster.continued import encoded
+from hsprobe.cluster.processes import ProcessEngine
 from hsprobe.cluster.rays import RayEngine
 from hsprobe.compare.engine import Engine
 from hsprobe.compare.shards import Direct, Job, Shard, cut, run
@@ -115,12 +118,13 @@ def main() -> None:
         for path, noise in zip(paths, (0.0, 0.01), strict=True):
             write(path, args.mib * (1 << 20) // (4 * WIDTH), noise)
         work = shards(paths)
-        engines: dict[str, Engine | Here] = {
-            "this process": Here(),
-            "1 worker": OneWorker(),
-            "2 workers": two,
-        }
-        with engines["1 worker"]:  # type: ignore[union-attr]
+        with OneWorker() as one, ProcessEngine(2, pays=1) as local:
+            engines: dict[str, Engine | Here] = {
+                "this process": Here(),
+                "and a local one": local,
+                "1 worker": one,
+                "2 workers": two,
+            }
             best: dict[str, float] = {}
             expected: list[Any] = []
             for _ in range(args.rounds):
@@ -131,7 +135,8 @@ def main() -> None:
                     assert results == expected, name
                     best[name] = min(seconds, best.get(name, seconds))
         for name, seconds in best.items():
-            print(f"{name:14} {seconds:7.2f} s  {2 * args.mib / 1024 / seconds:6.2f} GiB/s")
+            print(f"{name:16} {seconds:7.2f} s  {2 * args.mib / 1024 / seconds:6.2f} GiB/s")
+        print(f"with a local worker: {best['this process'] / best['and a local one']:.2f}x")
         print(
             f"2 workers over 1: {best['1 worker'] / best['2 workers']:.2f}x; {len(work)} shards, same results"
         )

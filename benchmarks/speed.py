@@ -9,8 +9,9 @@ of the same prompts, every number with a checksum. Against it stand, on the same
   which SGLang does not bring along.
 
 What hsprobe does is measured in a process of its own: opening both traces, joining their rows, and comparing
-every pair ("comparison"), and the whole command `hsprobe diff` from its start to its exit. Of several runs
-the fastest counts, and the contenders take turns.
+every pair, on all usable cores, the start of the workers included ("comparison"); the same in one process
+alone; and the whole command `hsprobe diff` from its start to its exit. Of several runs the fastest counts,
+and the contenders take turns.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import numpy as np
 
 from benchmarks.table import Row, child, seconds, show
 from benchmarks.traces import REQUEST, H, K, plain_copy, rows_of, write_pair
+from hsprobe.cluster.cores import usable_cores
 
 _ROUNDS = 3
 _COMPARATOR_BYTES = 192 << 20
@@ -37,16 +39,33 @@ _COMPARE = """
 import sys, time
 import numpy as np
 from pathlib import Path
+from hsprobe.cluster.processes import ProcessEngine
 from hsprobe.compare.direct import Lane, compare_many
+from hsprobe.compare.engine import using
 from hsprobe.compare.stack import stacks_of
 from hsprobe.trace.reader import Trace
 train, infer, width = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 began = time.perf_counter()
-with Trace.open(train) as a, Trace.open(infer) as b:
+with (
+    ProcessEngine(int(sys.argv[4]) or None, (train, infer)) as engine,
+    using(engine),
+    Trace.open(train) as a,
+    Trace.open(infer) as b,
+):
     trained, served = stacks_of(a, "train")["aux"], stacks_of(b, "infer")["aux"]
     jobs = [(Lane(served, width, k), Lane(trained, width, k), 1e-2) for k in range(3)]
     found = compare_many(jobs)
 print(time.perf_counter() - began, found[0].total.rows)
+"""
+
+_START = """
+import time
+from hsprobe.cluster.work import answered
+from hsprobe.cluster.worker import Worker
+worker, began = Worker(), time.perf_counter()
+worker.ask(answered, len, "")
+print(time.perf_counter() - began)
+worker.end()
 """
 
 _COMPARATOR = """
@@ -145,10 +164,12 @@ def _measured(folder: Path, mib: int, dtype: str, width: int, each: dict[str, fl
             best[name] = min(best.get(name, took), took)
 
     for _ in range(_ROUNDS):
-        took, compared = child(_COMPARE, *map(str, paths), str(width))
-        if compared != rows:
-            raise SystemExit(f"{compared:.0f} of {rows} rows were compared")
-        note("comparison", took)
+        for name, workers in (("comparison", 0), ("alone", 1)):
+            took, compared = child(_COMPARE, *map(str, paths), str(width), str(workers))
+            if compared != rows:
+                raise SystemExit(f"{compared:.0f} of {rows} rows were compared")
+            note(name, took)
+        note("start", child(_START)[0])
         note("floor", seconds(lambda: floor(paths, "ranks/0/tensors/aux/data")))
         note("plain floor", seconds(lambda: floor(plain, "data")))
         note("h5diff", h5diff(paths))
@@ -159,6 +180,8 @@ def _measured(folder: Path, mib: int, dtype: str, width: int, each: dict[str, fl
     what = f"2 x {size / 2 / (1 << 20):.0f} MiB {dtype}"
     of = f"{mine:.2f} s"
     yield from _against_hdf5(best, what)
+    told = f"{best['alone']:.2f} s / {of} on {usable_cores()} cores; a worker starts in {best['start']:.2f} s"
+    yield Row("  one process alone takes", best["alone"] / mine, "x", note=told)
     found = comparator(folder, min(_COMPARATOR_BYTES, size), dtype, width)
     if found is None:
         print("SGLang's comparator needs polars: pip install polars to compare with it.")

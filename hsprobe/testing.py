@@ -56,7 +56,8 @@ def assert_traces_match(
     from hsprobe.diagnose import diff
     from hsprobe.report.terminal import text
 
-    with ProcessEngine() as engine, using(engine):
+    train, infer = locate(train), locate(infer)
+    with ProcessEngine(given=(train, infer)) as engine, using(engine):
         report = diff(train, infer, noise=noise)
     if not report.same:
         raise DifferentError(f"the traces differ\n{text(report)}", report)

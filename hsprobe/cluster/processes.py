@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from types import TracebackType
@@ -18,9 +20,10 @@ from typing import Any, Self, TypeVar
 from hsprobe.cluster.cores import usable_cores
 from hsprobe.cluster.work import Trouble, ahead, answered, work
 from hsprobe.cluster.worker import Ended, Worker
-from hsprobe.compare.shards import Direct, Shard, run
+from hsprobe.compare.shards import SHARD_BYTES, Direct, Shard, run
 from hsprobe.compare.tables import Tables
 from hsprobe.errors import HsprobeError
+from hsprobe.remote.location import Location
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -36,9 +39,7 @@ _TRIES = 8
 class _Task:
     """Something to do, by whoever comes first: a worker, or this process when it would have to wait."""
 
-    def __init__(self, here: Callable[[], Any], *there: Any) -> None:
-        """`there`: function and arguments for a worker."""
-        self.there = there
+    def __init__(self, here: Callable[[], Any]) -> None:
         self.found: Future[Any] = Future()
         self._here = here
 
@@ -67,10 +68,12 @@ class ProcessEngine:
 
     Args:
         workers: processes that compute, this one included; by default one a usable core.
+        given: what will be compared: of large files it is plain from the start that workers pay.
         pays: shards that pay for the start of one.
     """
 
-    def __init__(self, workers: int | None = None, pays: int = PAYS) -> None:
+    def __init__(self, workers: int | None = None, given: Iterable[Location] = (), pays: int = PAYS) -> None:
+        self._given = [path for path in given if isinstance(path, Path) and path.is_file()]
         self._most = (workers or usable_cores()) - 1
         self._pays = pays
         self._seen = 0
@@ -79,6 +82,7 @@ class ProcessEngine:
         self.spread = self._most > 0
 
     def __enter__(self) -> Self:
+        self._start(sum(path.stat().st_size for path in self._given) // SHARD_BYTES)
         return self
 
     def __exit__(
@@ -93,7 +97,7 @@ class ProcessEngine:
 
     def run(self, shards: Iterable[Shard], tables: Tables) -> Iterator[list[Direct]]:
         """See `Engine`."""
-        return self._in_turn(self._given(shard, tables) for shard in shards)
+        return self._in_turn(self._shard(shard, tables) for shard in shards)
 
     def map(self, function: Callable[[T], U], items: Iterable[T]) -> Iterator[U]:
         """See `Engine`."""
@@ -103,28 +107,30 @@ class ProcessEngine:
         """See `Engine`."""
         return make()
 
-    def _given(self, shard: Shard, tables: Tables) -> _Task:
+    def _shard(self, shard: Shard, tables: Tables) -> _Task:
         self._seen += 1
-        task = _Task(partial(run, shard, tables), work, shard, {})
-        if shard.portable and self._seen >= self._pays:
-            self._give_out(task)
-        return task
+        return self._task(shard.portable, partial(run, shard, tables), work, shard, {})
 
     def _item(self, function: Callable[[T], U], item: T) -> _Task:
         # Whoever maps has looked whether it pays.
         self._seen += self._pays
-        task = _Task(partial(function, item), answered, function, item)
-        self._give_out(task)
+        return self._task(True, partial(function, item), answered, function, item)
+
+    def _task(self, portable: bool, here: Callable[[], Any], *there: Any) -> _Task:
+        """A task that is given out where there are workers for it."""
+        self._start(self._seen)
+        task = _Task(here)
+        if portable and self._workers:
+            self._tasks.put((task.found, there))
         return task
 
-    def _give_out(self, task: _Task) -> None:
-        while len(self._workers) < min(self._most, self._seen // self._pays):
+    def _start(self, shards: int) -> None:
+        """As many workers as so many shards pay for."""
+        while len(self._workers) < min(self._most, shards // self._pays):
             worker = Worker()
             thread = Thread(target=self._feed, args=(worker,), name="hsprobe worker", daemon=True)
             self._workers.append((worker, thread))
             thread.start()
-        if self._workers:
-            self._tasks.put((task.found, task.there))
 
     def _in_turn(self, tasks: Iterable[_Task]) -> Iterator[Any]:
         """The answers in the order of the tasks."""
@@ -142,6 +148,8 @@ class ProcessEngine:
 
     def _feed(self, worker: Worker) -> None:
         """What a thread does: hand task after task to a worker."""
+        with suppress(Ended):
+            worker.start()
         while (task := self._tasks.get()) is not None:
             found, there = task
             if found.set_running_or_notify_cancel():

@@ -52,7 +52,7 @@ class Worker:
             Ended: the process has ended meanwhile.
             RuntimeError: the function failed.
         """
-        process = self._running()
+        process = self.start()
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -69,21 +69,20 @@ class Worker:
             raise RuntimeError(f"in a worker process:\n{answer.shown}")
         return answer
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def start(self) -> subprocess.Popen[bytes]:
+        """The process, a new one unless it runs already.
+
+        Raises:
+            Ended: it cannot be started, or is not to be.
+        """
         with self._lock:
             if self._over:
                 raise Ended("it was stopped")
             if self._process is None:
-                # In a process group of its own no Ctrl-C reaches it: it ends with its standard input.
-                self._process = subprocess.Popen(
-                    [sys.executable, "-I" if sys.flags.isolated else "-P", "-c", _PROGRAM],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    process_group=0,
-                    env=os.environ | _ONE_THREAD,
-                )
-                assert self._process.stdin is not None
-                pickle.dump(sys.path, self._process.stdin)
+                try:
+                    self._process = _started()
+                except OSError as error:
+                    raise Ended(str(error)) from error
             return self._process
 
     def stop(self) -> None:
@@ -106,6 +105,22 @@ class Worker:
             # What was on its way to it is lost.
             with suppress(OSError):
                 pipe.close()
+
+
+def _started() -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        [sys.executable, "-I" if sys.flags.isolated else "-P", "-c", _PROGRAM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        # In a process group of its own no Ctrl-C reaches it: it ends with its standard input.
+        process_group=0,
+        env=os.environ | _ONE_THREAD,
+    )
+    assert process.stdin is not None
+    # Less than a pipe holds: this does not wait for the worker to have started.
+    pickle.dump(sys.path, process.stdin)
+    process.stdin.flush()
+    return process
 
 
 def _how(code: int | None) -> str:

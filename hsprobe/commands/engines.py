@@ -60,6 +60,7 @@ def engine_of(args: argparse.Namespace, told: Told) -> Iterator[None]:
     _check(args)
     with ExitStack() as stack:
         engine: Engine
+        given = [where for where in (args.first, args.second) if where is not None]
         journal = None if args.journal is None else stack.enter_context(_journal(args, told))
         if args.engine == RAY:
             from hsprobe.cluster.rays import RayEngine
@@ -69,11 +70,10 @@ def engine_of(args: argparse.Namespace, told: Told) -> Iterator[None]:
         else:
             from hsprobe.cluster.processes import ProcessEngine
 
-            engine = stack.enter_context(ProcessEngine(args.workers))
+            engine = stack.enter_context(ProcessEngine(args.workers, given))
         if journal is not None:
             from hsprobe.cluster.continued import Continued
 
-            given = [where for where in (args.first, args.second) if where is not None]
             engine = Continued(engine, journal, given)
         with using(engine):
             yield

@@ -51,7 +51,7 @@ def channel_scale(sample_nH: Floats) -> Floats:
 
 def _medians(values_nH: Floats) -> Floats:
     """The median magnitude of each column; sorting is several times faster here than `np.median`. -> [H]"""
-    columns_Hn = np.abs(values_nH.T, order="C")
+    columns_Hn: Floats = np.abs(values_nH.T, order="C")
     columns_Hn.sort(axis=1)
     low, high = (columns_Hn.shape[1] - 1) // 2, columns_Hn.shape[1] // 2
     half = np.float32(0.5)

@@ -103,6 +103,28 @@ def test_small_work_starts_none_and_many_small_works_do(pair: tuple[Path, Path])
         assert len(_workers()) == 1
 
 
+def test_of_large_files_workers_start_at_once(tmp_path: Path) -> None:
+    (tmp_path / "small.h5").touch()
+    with ProcessEngine(2, [tmp_path, tmp_path / "small.h5", tmp_path / "none.h5"]):
+        assert _workers() == []
+    with (tmp_path / "large.h5").open("wb") as file:
+        file.truncate(1 << 30)
+    with ProcessEngine(2, [tmp_path / "large.h5"]):
+        began = time.monotonic()
+        while not _workers():
+            assert time.monotonic() - began < 30
+    assert _workers() == []
+
+
+def test_a_worker_that_cannot_be_started_says_why(
+    engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    monkeypatch.setattr(processes._Task, "do_here", _leave_it)
+    with pytest.raises(HsprobeError, match="No such file or directory: '/nowhere/python'"):
+        list(engine.map(number_of, ["1"]))
+
+
 def test_a_killed_worker_loses_nothing(
     engine: ProcessEngine, pair: tuple[Path, Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
