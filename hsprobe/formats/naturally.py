@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import repeat
 
+_DIGITS = "0123456789"
 _NUMBERS = re.compile(r"(\d+)")
 
 
@@ -19,15 +21,23 @@ def natural(name: str) -> list[tuple[int, str]]:
 def in_natural_order(names: Sequence[str]) -> list[str]:
     """The names, sorted so.
 
-    Where they differ in one number alone, as the files of a large dump do, ten times as fast as by keys.
+    Where they differ in one number alone, as the files of a large dump do, many times as fast as by keys.
     """
-    before = _beginning(names).rstrip("0123456789")
-    after = _beginning([name[::-1] for name in names])[::-1].lstrip("0123456789")
-    middle = [name[len(before) : len(name) - len(after)] for name in names]
-    lengths, digits = [*map(len, middle)], "".join(middle)
-    if names and min(lengths) > 0 and max(lengths) < 20 and digits.isascii() and digits.isdecimal():
+    before = _beginning(names).rstrip(_DIGITS)
+    low = len(before)
+    after = names[0][low:].lstrip(_DIGITS) if names else ""
+    high = -len(after) or None
+    middle = [name[low:high] for name in names] if all(map(str.endswith, names, repeat(after))) else [""]
+    digits = "".join(middle)
+    if not (digits.isascii() and digits.isdecimal() and all(middle)) or max(map(len, middle)) >= 20:
+        return sorted(names, key=natural)
+    ordered = sorted(names)
+    zeros = [name for name in ordered[:2] if name[low] == "0"]
+    if zeros and zeros != [f"{before}0{after}"]:
+        # With zeros in front, the longer number is not always the larger.
         return [names[i] for i in sorted(range(len(names)), key=[*map(int, middle)].__getitem__)]
-    return sorted(names, key=natural)
+    ordered.sort(key=len)
+    return ordered
 
 
 def _beginning(names: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,42 @@ _KEPT = 16
 HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 
 
+@dataclass(frozen=True)
+class _Folder:
+    """What is in a folder, in natural order.
+
+    A dump may have millions of files: what is done for each of them here is done by Python's own loops.
+
+    Attributes:
+        before: what the names of its files begin with.
+        files: as one text with slashes between them, which takes a tenth of a list's memory.
+        endings: how the files end, from their last dot on.
+    """
+
+    before: str
+    files: str
+    endings: set[str]
+    folders: list[str]
+
+    @classmethod
+    def of(cls, before: str, files: list[str], folders: list[str]) -> _Folder:
+        ending = _ending(files[0]) if files else ""
+        alike = ending[:1] == "." and all(map(str.endswith, files, repeat(ending)))
+        endings = {ending} if alike else {_ending(name) for name in files}
+        return cls(before, "/".join(in_natural_order(files)), endings, in_natural_order(folders))
+
+    def names(self, suffixes: tuple[str, ...]) -> Iterator[str]:
+        """Of the files that end so, all without suffixes."""
+        names = map(self.before.__add__, self.files.split("/") if self.files else ())
+        if not suffixes or all(ending.endswith(suffixes) for ending in self.endings):
+            return names
+        return (name for name in names if name.endswith(suffixes))
+
+
+def _ending(name: str) -> str:
+    return name[name.rfind(".") :]
+
+
 @dataclass
 class Source:
     """What was given as a dump.
@@ -34,8 +71,7 @@ class Source:
 
     path: Location
     unread: list[tuple[str, str]] = field(default_factory=list)
-    _endings: set[str] | None = field(default=None, repr=False)
-    _listed: dict[str, tuple[str, list[str]]] = field(default_factory=dict, repr=False)
+    _listed: dict[str, _Folder] = field(default_factory=dict, repr=False)
     _loaded: dict[str, tuple[Any, HsprobeError | None]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -62,11 +98,11 @@ class Source:
         Numbers in names count as numbers: data_2 comes before data_10. Hidden files are left out.
         """
         if not self.is_folder:
-            yield self.path.name
-            return
-        for name in self._walk(under.strip("/"), 0):
-            if not suffixes or name.endswith(suffixes):
-                yield name
+            return iter([self.path.name])
+        if self._remote is not None:
+            found = self._remote.walk(under.strip("/"), _MAX_FOLDERS_DEEP)
+            return (name for name in found if not suffixes or name.endswith(suffixes))
+        return chain.from_iterable(one.names(suffixes) for one in self._folders(under.strip("/"), 0))
 
     def peek(self, *suffixes: str, count: int = _PEEKED) -> list[str]:
         """The first files that end so."""
@@ -80,53 +116,47 @@ class Source:
         return found
 
     def _may_have(self, suffixes: tuple[str, ...]) -> bool:
-        """Whether any file may end so, by the endings seen in one walk through all, done once."""
-        if self._endings is None:
-            self._endings = {name[name.rfind(".") :] for name in self._walk("", 0)}
-        endings = self._endings
-        return not suffixes or any(s.endswith(e) or e.endswith(s) for s in suffixes for e in endings)
+        """Whether any file may end so, by the endings of all, looked at once."""
+        return not suffixes or any(s.endswith(e) or e.endswith(s) for s in suffixes for e in self._endings)
+
+    @cached_property
+    def _endings(self) -> set[str]:
+        if self._remote is not None:
+            return {_ending(name) for name in self._remote.walk("", _MAX_FOLDERS_DEEP)}
+        return {ending for one in self._folders("", 0) for ending in one.endings}
 
     def has(self, name: str) -> bool:
         """Whether there is such a file beside the samples, or in the folder that holds the file given."""
         return _stays_inside(name) and (self.root / name).is_file()
 
-    def _walk(self, folder: str, deep: int) -> Iterator[str]:
-        if self._remote is not None:
-            yield from self._remote.walk(folder, _MAX_FOLDERS_DEEP - deep)
-            return
+    def _folders(self, folder: str, deep: int) -> Iterator[_Folder]:
+        """A folder and those in it, each listed once."""
         if folder not in self._listed:
             self._listed[folder] = self._list(folder)
-        files, folders = self._listed[folder]
-        before = f"{folder}/" if folder else ""
-        for name in files.split("/") if files else ():
-            yield before + name
-        for name in folders:
+        found = self._listed[folder]
+        yield found
+        for name in found.folders:
             if deep < _MAX_FOLDERS_DEEP:
-                yield from self._walk(before + name, deep + 1)
+                yield from self._folders(found.before + name, deep + 1)
 
-    def _list(self, folder: str) -> tuple[str, list[str]]:
-        """Files of a folder, as one text with slashes between them, which takes a tenth of a list's memory;
-        and the folders in it."""
-        files, folders = [], []
+    def _list(self, folder: str) -> _Folder:
+        before, folders = f"{folder}/" if folder else "", []
         try:
             with os.scandir(str(self.root / folder)) as found:
-                for entry in found:
-                    if entry.name.startswith("."):
-                        continue
-                    if entry.is_file(follow_symlinks=False):
+                entries = [entry for entry in found if entry.name[0] != "."]
+            files = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
+            for entry in entries if len(files) < len(entries) else ():
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.name)
+                elif entry.is_symlink():
+                    if not self._inside(before + entry.name):
+                        self.unread.append((before + entry.name, "it is a link that leads out of the folder"))
+                    elif entry.is_file():
                         files.append(entry.name)
-                    elif entry.is_dir(follow_symlinks=False):
-                        folders.append(entry.name)
-                    elif entry.is_symlink():
-                        name = f"{folder}/{entry.name}" if folder else entry.name
-                        if not self._inside(name):
-                            self.unread.append((name, "it is a link that leads out of the folder"))
-                        elif entry.is_file():
-                            files.append(entry.name)
         except OSError as error:
             self.unread.append((folder or str(self.path), error.strerror or str(error)))
-            return "", []
-        return "/".join(in_natural_order(files)), in_natural_order(folders)
+            return _Folder.of(before, [], [])
+        return _Folder.of(before, files, folders)
 
     def _inside(self, name: str) -> bool:
         root = Path(str(self.root))
