@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hsprobe.fixtures.cpu.placeholders import Placeholder
 from hsprobe.formats.sglang_models import FILES
 
 LAYERS = 12
@@ -62,11 +63,16 @@ DEFINED = {
     "Gemma4UnifiedForConditionalGeneration": "gemma4_unified",
     "MuseSparkForConditionalGeneration": "muse_spark_omni",
 }
+UNIMPORTABLE = "its file cannot be imported on a CPU: "
 GROUP = types.SimpleNamespace(is_last_rank=True, world_size=1)
 
 
 def name_missing_kernels() -> None:
-    """Name the CPU kernels that some model files look up on import and that the stand-ins lack."""
+    """Name the kernels that some model files look up on import and that the stand-ins lack."""
+    # Only where the stand-ins are in its place can it be imported.
+    import sgl_kernel
+
+    sgl_kernel.__getattr__ = Placeholder("sgl_kernel").__getattr__
     for name in KERNELS:
         if not hasattr(torch.ops.sgl_kernel, name):
             NAMED.define(f"{name}(Tensor a, Tensor b) -> Tensor")
@@ -112,6 +118,8 @@ def instance(file: str, name: str) -> tuple[Any, Any]:
     home = inspect.getmodule(getattr(cls, SETTERS["EAGLE3"], cls))
     if hasattr(home, "get_parallel"):
         home.get_parallel = lambda: types.SimpleNamespace(pp_group=GROUP)  # type: ignore[union-attr]
+    if hasattr(home, "get_pp_group"):
+        home.get_pp_group = lambda: GROUP  # type: ignore[union-attr]
     config = _config()
     for attribute in ("pp_group", "config"):
         if not isinstance(getattr(cls, attribute, None), property):
@@ -152,11 +160,19 @@ def _outcomes(file: str, name: str, setter: str) -> Iterator[tuple[str, Any]]:
 
 
 def outcomes() -> dict[str, Any]:
-    """Class -> algorithm -> case -> outcome; a class that cannot be made -> its reason."""
+    """Class -> algorithm -> case -> outcome; one that cannot be made -> why; one not there -> None."""
     name_missing_kernels()
     found: dict[str, Any] = {}
     for row in FILES:
         for name in row.classes:
+            try:
+                _class(row.file, name)
+            except (ModuleNotFoundError, AttributeError):
+                found[name] = None
+                continue
+            except (ImportError, AssertionError) as error:
+                found[name] = f"{UNIMPORTABLE}{error}"
+                continue
             try:
                 made, _ = instance(row.file, name)
                 found[name] = {

@@ -7,12 +7,14 @@ import pytest
 
 from hsprobe.formats.sglang_ids import Beyond, requested_depths, rule_of
 from hsprobe.formats.sglang_models import FILES, by_class
-from tests.formats.installed_setters import CASES, LAYERS
+from hsprobe.probes.sglang import SUPPORTED
+from tests.formats.installed_setters import CASES, LAYERS, UNIMPORTABLE
 from tests.installed import installed
 
 VERSION = version("sglang")
 # These store the ids of the layers after which they capture, not before which.
 AFTER = {"muse_spark", "beam"}
+NEWEST = SUPPORTED[-1]
 NAMES = sorted(by_class())
 
 
@@ -25,6 +27,11 @@ def outcomes() -> dict[str, Any]:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_installed_class_does_what_the_table_says(name: str, outcomes: dict[str, Any]) -> None:
     found = outcomes[name]
+    if found is None:
+        assert rule_of(name, VERSION) is None, "the table has a rule for a class that is not there"
+        pytest.skip(f"SGLang {VERSION} has no {name}")
+    if isinstance(found, str) and found.startswith(UNIMPORTABLE) and VERSION != NEWEST:
+        pytest.skip(found)
     assert isinstance(found, dict), f"{name} cannot be made: {found}"
     for algorithm in ("EAGLE3", "DFLASH"):
         rule = rule_of(name, VERSION, algorithm)
