@@ -29,7 +29,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 PAYS = 8
-"""Shards that pay for the start of a worker, which takes as long as some of them: half a GiB."""
+"""Shards, or other tasks, that pay for the start of a worker, which takes as long as three to eight."""
 _IN_FLIGHT = 3
 """Tasks given out for each worker: one that runs, others that wait for it or for their turn to be merged."""
 _TRIES = 8
@@ -112,8 +112,7 @@ class ProcessEngine:
         return self._task(shard.portable, partial(run, shard, tables), work, shard, {})
 
     def _item(self, function: Callable[[T], U], item: T) -> _Task:
-        # Whoever maps has looked whether it pays.
-        self._seen += self._pays
+        self._seen += 1
         return self._task(True, partial(function, item), answered, function, item)
 
     def _task(self, portable: bool, here: Callable[[], Any], *there: Any) -> _Task:

@@ -128,13 +128,29 @@ class Stack:
 
         From a sample of the rows, in short runs: what is stored in chunks is read by whole chunks.
         """
-        sample = runs(rows, self.keys, _SCALE_ROWS)
-        mark = width, sample.tobytes()
-        if mark not in self._scales:
-            found = self.read(sample)
-            lows = range(0, found.shape[1], width)
-            self._scales[mark] = np.concatenate([channel_scale(found[:, low : low + width]) for low in lows])
-        return self._scales[mark]
+        sample = self.sample(rows)
+        found = self.known_scales(sample, width)
+        if found is None:
+            return self.learn_scales(sample, width, scales_of(self.read(sample), width))
+        return found
+
+    def sample(self, rows: Rows) -> Rows:
+        """The rows that magnitudes are taken from where these are compared, ascending."""
+        return runs(rows, self.keys, _SCALE_ROWS)
+
+    def known_scales(self, sample: Rows, width: int) -> Floats | None:
+        """What is known of a sample already."""
+        return self._scales.get((width, sample.tobytes()))
+
+    def learn_scales(self, sample: Rows, width: int, found: Floats) -> Floats:
+        """Keep what was found out, here or by another process."""
+        return self._scales.setdefault((width, sample.tobytes()), found)
+
+
+def scales_of(values_nW: Floats, width: int) -> Floats:
+    """Robust magnitude of every channel, of each block of `width` columns by itself. [n, W] -> [W]"""
+    lows = range(0, values_nW.shape[1], width)
+    return np.concatenate([channel_scale(values_nW[:, low : low + width]) for low in lows])
 
 
 def stacks_of(

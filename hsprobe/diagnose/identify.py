@@ -6,20 +6,22 @@ Shapes: Q queries, C candidates, n rows, H channels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hsprobe.compare.against import Against, compared, lent
 from hsprobe.compare.align import Pairs, pair, token_twins
 from hsprobe.compare.direct import Lane, errors_between
+from hsprobe.compare.engine import current
 from hsprobe.compare.noise import MEDIAN_ALLOWANCE, MODEL, Level
 from hsprobe.compare.shards import Job
 from hsprobe.compare.stack import Rows, Stack, runs, spread
 from hsprobe.compare.statistics import Floats
-from hsprobe.compare.tables import Held
+from hsprobe.compare.tables import Below, Held, Tables
 
 # A candidate that fits twice as well as the next, in nine rows of ten, is the answer even in a noisy capture.
 CLEAR_RATIO = 0.5
@@ -30,6 +32,8 @@ _MIN_TWINS = 4
 # Rows of each phase to begin with, and how often the agreement of a sample may be chance.
 _FIRST_ROWS = 96
 WRONG = 1e-3
+# Bytes to read of the candidates from which on other processes are asked to help: a second's work.
+_PAYS = 64 << 20
 
 
 class Label(NamedTuple):
@@ -149,31 +153,77 @@ def matrix(queries: Sequence[Lane], candidates: Sequence[Candidate], rows: Rows)
     errors = np.full((len(queries), len(candidates), len(rows)), np.nan, np.float32)
     scales = [query.scale(rows) for query in queries]
     mine = Held(rows, stack.read(rows))
+    groups = _by_stack(candidates, stack)
 
-    def compared(members: list[int]) -> tuple[list[int], Rows, Floats] | None:
-        """(candidates of one stack, places in `rows`, errors [queries x candidates, n])."""
+    def put(members: list[int], pairs: Pairs, found: Floats) -> None:
+        """Errors [queries x candidates, n] against the candidates of one stack."""
+        slots = np.searchsorted(rows, pairs.left)
+        for q in range(len(queries)):
+            for place, c in enumerate(members):
+                errors[q, c, slots] = found[q * len(members) + place]
+
+    spread_out = _spread_out(queries, scales, candidates, groups, rows)
+    for members, pairs, found in _by_all(spread_out, mine, stack, candidates):
+        put(members, pairs, found)
+    elsewhere = [members for members, _ in spread_out]
+    for members in (members for members in groups if members not in elsewhere):
         other = candidates[members[0]].lane
         pairs = (
             _restrict(pair(stack, other.stack), rows) if other else _own(candidates[members[0]], stack, rows)
         )
         if not len(pairs):
-            return None
+            continue
         jobs = []
         for query, scale in zip(queries, scales, strict=True):
             for lane in (candidates[c].lane for c in members):
                 both = scale if lane is None else np.maximum(scale, lane.scale(pairs.right))
                 jobs.append(Job(query.columns, (lane or query).columns, both, 0.0))
         right = other.stack if other else stack
-        found = errors_between(mine, right, tuple(jobs), pairs, stack.keys.phase[pairs.left])
-        return members, np.searchsorted(rows, pairs.left), found
-
-    for one in map(compared, _by_stack(candidates, stack)):
-        if one is not None:
-            members, slots, found = one
-            for q in range(len(queries)):
-                for place, c in enumerate(members):
-                    errors[q, c, slots] = found[q * len(members) + place]
+        put(members, pairs, errors_between(mine, right, tuple(jobs), pairs, stack.keys.phase[pairs.left]))
     return Matrix(list(candidates), rows, stack.keys.phase[rows], errors)
+
+
+def _spread_out(
+    queries: Sequence[Lane],
+    scales: Sequence[Floats],
+    candidates: Sequence[Candidate],
+    groups: list[list[int]],
+    rows: Rows,
+) -> list[tuple[list[int], Against]]:
+    """Of the groups of candidates those that other processes can reach, if all of them are worth it."""
+    stack, size = queries[0].stack, 0
+    found: list[tuple[list[int], Against]] = []
+    for members in groups if current().spread else ():
+        lanes = [lane for c in members if (lane := candidates[c].lane) is not None]
+        source, other = stack.source, lanes[0].stack if lanes else stack
+        pairs = _restrict(pair(stack, other), rows)
+        if not lanes or source is None or other.source is None or not len(pairs):
+            continue
+        sample = other.sample(np.unique(pairs.right))
+        known = other.known_scales(sample, lanes[0].width)
+        asked = tuple((query.columns, scale) for query, scale in zip(queries, scales, strict=True))
+        columns, phases = tuple(lane.columns for lane in lanes), stack.keys.phase[pairs.left]
+        item = Against(
+            source, rows, asked, other.source, columns, lanes[0].width, known, sample, pairs, phases
+        )
+        found.append((members, item))
+        size += (len(pairs) + (len(sample) if known is None else 0)) * other.row_bytes
+    return found if size >= _PAYS else []
+
+
+def _by_all(
+    found: list[tuple[list[int], Against]], mine: Held, stack: Stack, candidates: Sequence[Candidate]
+) -> Iterator[tuple[list[int], Pairs, Floats]]:
+    """(members, pairs, errors) of each of these, by the processes there are and by this one."""
+    others = [lane.stack for members, _ in found if (lane := candidates[members[0]].lane) is not None]
+    if stack.source is None or not found:
+        return
+    tables = Tables({item.right: Below(other.pieces) for (_, item), other in zip(found, others, strict=True)})
+    with lent(stack.source, mine, tables):
+        answers = current().map(compared, (item for _, item in found))
+        for (members, item), other, (errors, scale) in zip(found, others, answers, strict=True):
+            other.learn_scales(item.sample, item.width, scale)
+            yield members, item.pairs, errors
 
 
 def sampled(

@@ -25,7 +25,7 @@ from hsprobe.cluster.processes import PAYS, ProcessEngine
 from hsprobe.compare.engine import Local, using
 from hsprobe.compare.shards import Shard
 from hsprobe.compare.tables import Source, Tables
-from hsprobe.diagnose import diff, ids
+from hsprobe.diagnose import diff, identify, ids
 from hsprobe.errors import HsprobeError
 from hsprobe.fixtures.dumps import specforge
 from hsprobe.fixtures.dumps.states import read_reference
@@ -220,6 +220,22 @@ def test_the_token_ids_of_a_dump_are_read_by_all(
         there = diff(tmp_path / "dump", infer)
     assert there == here
     assert [finding.name for finding in there.findings] == ["LAYER_SHIFT"]
+
+
+@pytest.mark.parametrize("infer", ["broken.h5", "right.h5"])
+def test_depths_are_told_apart_by_workers_as_here(
+    infer: str, engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [Path(str(files("hsprobe.data") / name)) for name in ("train.h5", infer)]
+    here = diff(*paths)
+    asked: list[processes._Task] = []
+    monkeypatch.setattr(identify, "_PAYS", 0)
+    with using(engine):
+        both = diff(*paths)
+        monkeypatch.setattr(processes._Task, "do_here", lambda task: asked.append(task))
+        there = diff(*paths)
+    assert there == both == here
+    assert len(asked) > 3
 
 
 def test_what_only_this_process_reaches_is_done_here(engine: ProcessEngine, pair: tuple[Path, Path]) -> None:
