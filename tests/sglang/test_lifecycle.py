@@ -164,7 +164,7 @@ def test_attached_server_records_nothing_between_captures(kitchen, running_serve
     assert attach(kitchen, running_server, tmp_path / "infer.h5").returncode == 0
     spools = list(directory_for_port(int(running_server.rpartition(":")[2])).glob("*.spool"))
     before = [spool.stat().st_size for spool in spools]
-    body = json.dumps({"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 4}})
+    body = json.dumps({"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 4, "temperature": 0}})
     subprocess.run(
         [
             "curl",
