@@ -10,7 +10,7 @@ LENGTH = 4
 
 _ONES = 65535
 # Words are added up along a table this wide and down it, modulo 2**32; sums of half-words stay below that.
-_WIDTH = 1024
+_WIDTH = 2048
 _MOST = 32 << 20
 _PLACES = np.arange(_WIDTH)
 
