@@ -131,8 +131,8 @@ def test_verify_rows_are_accepted_exactly_where_they_became_the_requests_tokens(
         )
         server_side = trace.provenance["requests"]
         passes = sum(request["spec_verify_ct"] for request in server_side)
-    # Each generated token but a request's last is fed once; a pass feeds steps + 1 rows a request. Where a CPU
-    # overlaps passes anyhow (0.5.15), one more pass feeds the last as well.
+    # Each generated token but a request's last is fed once; a pass feeds steps + 1 rows a request. Where
+    # passes overlap whatever was asked for (0.5.15), one more feeds the last as well.
     fed = generated - len(server_side)
     assert accepted.sum() in ({fed} if release.NEWER else {fed, generated})
     assert rejected.sum() > 0
