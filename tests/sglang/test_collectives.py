@@ -84,9 +84,10 @@ def test_both_ranks_were_recorded_at_every_depth(counted):
         assert [rank.coords["tp"] for rank in found.ranks] == [0, 1]
         for rank in found.ranks:
             depths = {tensor.depth for tensor in rank.tensors.values() if tensor.site == "layer"}
-            assert depths == {*range(LAYERS + 1)} - {OWED}
+            assert depths == {*range(LAYERS + 1)} - ({OWED} if release.NEWER else set())
 
 
+@release.is_newest
 def test_a_sum_that_is_left_for_later_is_a_gap_that_says_so(counted):
     _, _, trace = counted
     with Trace.open(trace) as found:
