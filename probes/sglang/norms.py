@@ -120,9 +120,11 @@ class NormProbe:
         return after
 
     def _normed(self, site: str, depth: int, args: Any, output: Any) -> None:
-        # Before the first layer there is no residual yet: the norm's input is the state.
-        state = output[1] if isinstance(output, tuple) else args[0]
-        self._recorder.guard(site, lambda: self._take(site, depth, state))
+        def take() -> None:
+            # Before the first layer there is no residual yet: the norm's input is the state.
+            self._take(site, depth, output[1] if isinstance(output, tuple) else args[0])
+
+        self._recorder.guard(site, take)
 
     def _take(self, site: str, depth: int, state_TH: torch.Tensor) -> None:
         labelled = self._recorder.current(draft=False)

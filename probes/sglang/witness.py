@@ -99,7 +99,8 @@ class PreparedWitness:
         if not self._recorder.proof.active:
             return self._prepare(*args, **kwargs)
         given = dict(zip(("hidden_states", "residual"), args, strict=False)) | kwargs
-        before = before_norm(given.get("hidden_states"), given.get("residual"), alone=self._alone)
+        hidden, residual = given.get("hidden_states"), given.get("residual")
+        before = before_norm(self._recorder, hidden, residual, alone=self._alone)
         result = self._prepare(*args, **kwargs)
         proof = self._recorder.proof
         self._recorder.guard("proof", lambda: proof.part(*self._place, *before, result[0], self._norm))
@@ -139,7 +140,8 @@ class NormWitness:
     def _given(self, module: torch.nn.Module, args: Any) -> None:
         if self._recorder.proof.active:
             # The norm may work in place.
-            self._before = before_norm(args[0], args[1] if len(args) > 1 else None, alone=self._alone)
+            hidden, residual = (*args, None, None)[:2]
+            self._before = before_norm(self._recorder, hidden, residual, alone=self._alone)
 
     def _seen(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if not self._recorder.proof.active:
@@ -154,10 +156,16 @@ class NormWitness:
         self._recorder.guard("proof", tell)
 
 
-def before_norm(hidden: Any, residual: Any, *, alone: bool) -> Handed:
+def before_norm(recorder: Recorder, hidden: Any, residual: Any, *, alone: bool) -> Handed:
     """What a norm up to SGLang 0.5.22 is about to add: the first of a forward is given no residual."""
-    branch = Sample.of(hidden) if alone or residual is None else None
-    return Sample.of(residual), branch
+    found: list[Handed] = []
+
+    def look() -> None:
+        branch = Sample.of(hidden) if alone or residual is None else None
+        found.append((Sample.of(residual), branch))
+
+    recorder.guard("proof", look)
+    return found[0] if found else (None, None)
 
 
 class EmbeddingWitness:

@@ -156,6 +156,15 @@ def test_a_probe_that_takes_other_rows_is_disarmed(tmp_path, communicates, monke
         assert "it is not what the norm there was given" in why or "it is not the state before" in why
 
 
+def test_a_norm_that_is_called_otherwise_ends_the_probe_and_not_the_server(tmp_path):
+    server = Server(tmp_path, communicates=False)
+    first = server.target.model.layers[0]
+    first.forward = lambda hidden, residual: (first.input_layernorm(x_TW=hidden), hidden)
+    server.serve()
+    assert server.state("layer")[0] == "disarmed"
+    server.serve(passes=2)
+
+
 def test_a_layer_that_hands_on_its_state_otherwise_is_told_by_its_silence(tmp_path):
     server = Server(tmp_path, communicates=False)
     silent = server.target.model.layers[1]
