@@ -5,6 +5,7 @@ from typing import Any
 
 from hsprobe.probes.sglang import hooking, places
 from hsprobe.probes.sglang.draft import DraftProbe
+from hsprobe.probes.sglang.graphs import Graphs
 from hsprobe.probes.sglang.layer import LayerProbe
 from hsprobe.probes.sglang.logits import LogitsProbe
 from hsprobe.probes.sglang.norms import NormProbe
@@ -58,17 +59,21 @@ def install() -> None:
     hooking.register(places.LOAD_MODEL, loaded, "AFTER")
     hooking.register(places.FORWARD, forward, "AROUND")
     hooking.register(places.RUN_BATCH, run_batch, "BEFORE")
+    _register_graphs(recorder.graphs, execute)
+    for target, kind, hook in layer.hooks():
+        hooking.register(target, hook, kind)
+
+
+def _register_graphs(graphs: Graphs, execute: Any) -> None:
     for runner in places.closed_graph_runners():
-        hooking.register(f"{runner}.capture", recorder.graphs.closed_capture, "AROUND")
-        hooking.register(f"{runner}.replay", recorder.graphs.closed_replay, "AROUND")
+        hooking.register(f"{runner}.capture", graphs.closed_capture, "AROUND")
+        hooking.register(f"{runner}.replay", graphs.closed_replay, "AROUND")
     # Around those, so that the pass is known when its graph runs.
     for target in places.draft_graph_runners():
         hooking.register(target, execute, "AROUND")
     for backend in places.graph_backends():
-        hooking.register(f"{backend}.capture_one", recorder.graphs.capture_one, "AROUND")
-        hooking.register(f"{backend}.replay", recorder.graphs.replay, "AROUND")
-    for target, kind, hook in layer.hooks():
-        hooking.register(target, hook, kind)
+        hooking.register(f"{backend}.capture_one", graphs.capture_one, "AROUND")
+        hooking.register(f"{backend}.replay", graphs.replay, "AROUND")
 
 
 def _warn_of_another_version() -> None:
