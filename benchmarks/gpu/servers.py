@@ -161,19 +161,6 @@ class Server:
     def disarm(self) -> None:
         (self.spools / ARMED).unlink(missing_ok=True)
 
-    def unhook(self, out: bool, seconds: float = 10.0) -> None:
-        """Take hsprobe out of the server's methods, or put it in again (see ``plant/unhook.py``)."""
-        flag, done = self.spools / "unhooked", self.spools / "unhooked-now"
-        if out:
-            flag.touch()
-        else:
-            flag.unlink(missing_ok=True)
-        deadline = time.monotonic() + seconds
-        while done.exists() != out:
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"{self.kind.name}: hsprobe could not be taken out; see {self.log}")
-            time.sleep(0.01)
-
     def spool_files(self) -> list[Path]:
         """One of each rank."""
         return sorted(self.spools.glob("*.spool"))

@@ -1,14 +1,13 @@
-"""Decode throughput with and without hsprobe: one table a model.
+"""Decode throughput with and without hsprobe: two tables a model.
 
     python benchmarks/gpu/speed.py small --out results      # 16 x 1024
     python benchmarks/gpu/speed.py large --out results      # 32 x 4096
 
 Servers wait side by side on one GPU, and one at a time is given requests, in turns whose order is random:
-each round gives one figure for each configuration, all within seconds of each other. Two equal servers may
-differ by more than hsprobe costs, so a configuration is compared with the same server in the same round
-with hsprobe taken out of it (``plant/unhook.py``): SGLang's methods and graphs are then its own. The tables
-show the median over rounds. A server without hsprobe is measured beside them, or two of them, which shows
-how far equal servers are apart. One that is not given requests sleeps (``--sleep-on-idle``), and with
+each round gives one figure for each configuration, all within seconds of each other. A server without hsprobe
+is measured beside them, or two of them, which shows how far equal servers are apart: that may be more than
+hsprobe costs. So the second table compares each server with itself, hsprobe taken out of it, between steps
+of the same answers (`within.py`). One that is not given requests sleeps (``--sleep-on-idle``), and with
 ``--cores`` all servers share the same cores; what asks them runs on others.
 """
 
@@ -24,6 +23,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 import models
+import pressing
+import within
 from servers import Kind, Server, prompts, start_all
 
 from hsprobe.probes.sglang.settings import parse_numbers
@@ -32,9 +33,7 @@ EVERY_DEPTH = "layer,aux,draft.input"
 HANDED = "aux,draft.input"
 DUMP = "sglang-dump"
 PLAIN, CONTROL = "without hsprobe", "another without hsprobe"
-OUT, RESTING, ARMED = "taken out", "not armed", "armed"
 PROBED = {"handed": "aux + draft.input", "depths": "every depth"}
-PLANT = Path(__file__).parent / "plant"
 
 
 def kinds(spec: bool, plain: int) -> list[Kind]:
@@ -95,38 +94,35 @@ GPU_ARGUMENTS = [
 
 @dataclass(frozen=True)
 class Turn:
-    """One configuration of a server. `base`: the row it is compared with."""
+    """One configuration of a server."""
 
     name: str
     server: Server
-    state: str
-    base: str
+    armed: bool
 
 
 def turns_of(servers: dict[str, Server], mark: str) -> list[Turn]:
-    """The rows of one half of a table."""
+    """The rows of one half of a table; the first is what the others are compared with."""
     turns = []
     for kind, name in (("plain", PLAIN), ("control", CONTROL)):
         if f"{mark}-{kind}" in servers:
-            turns.append(Turn(name, servers[f"{mark}-{kind}"], RESTING, PLAIN))
+            turns.append(Turn(name, servers[f"{mark}-{kind}"], False))
     for kind, name in PROBED.items():
         if f"{mark}-{kind}" in servers:
-            server, base = servers[f"{mark}-{kind}"], f"{name}: {OUT}"
-            turns += [Turn(f"{name}: {state}", server, state, base) for state in (OUT, RESTING, ARMED)]
+            server = servers[f"{mark}-{kind}"]
+            turns += [
+                Turn(f"{name}: {'' if armed else 'not '}armed", server, armed) for armed in (False, True)
+            ]
     return turns
 
 
 def take_turn(turn: Turn, asked: list[list[int]], new_tokens: int, tag: str, row: dict) -> list[list[int]]:
     """Send the requests once; the figures go to the row. Returns the answers."""
     server = turn.server
-    if turn.state == OUT:
-        server.unhook(True)
-    if turn.state == ARMED:
+    if turn.armed:
         server.arm()
     ran = server.run(asked, new_tokens, tag)
-    if turn.state == OUT:
-        server.unhook(False)
-    if turn.state == ARMED:
+    if turn.armed:
         tally = server.settle()
         server.disarm()
         server.free_disk()
@@ -141,7 +137,7 @@ def measure(servers: dict[str, Server], mark: str, batch: int, rounds: int, new_
     """Rows of one half of a table: configuration -> figures of each round."""
     turns = turns_of(servers, mark)
     empty = {"recorded": 0, "missing": 0, "bytes": 0, "gaps": 0}
-    found = {turn.name: {"base": turn.base, "speed": [], **empty} for turn in turns}
+    found = {turn.name: {"speed": [], **empty} for turn in turns}
     asked = prompts(batch)
     for turn in turns:
         # The first pass of an armed graph is slower than all others.
@@ -194,7 +190,7 @@ def summary(half) -> list[str]:
     """Lines of the table."""
     rows, lines = half["rows"], []
     for name, row in rows.items():
-        base = rows.get(row["base"], row)["speed"]
+        base = next(iter(rows.values()))["speed"]
         ratios = [100 * a / b for a, b in zip(row["speed"], base, strict=True)]
         share = row["recorded"] + row["missing"]
         kept = f"{100 * row['recorded'] / share:.1f} %" if share else ""
@@ -217,7 +213,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--models", type=Path, help="where models are written (default: OUT/models)")
     parser.add_argument("--work", type=Path, help="where logs and spools go (default: OUT/work)")
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=6, help="turns of each configuration")
     parser.add_argument("--tokens", type=int, default=400, help="new tokens a request")
     parser.add_argument("--batches", default="1,4,8")
     parser.add_argument("--speculation", default="none,eagle")
@@ -231,6 +227,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=3600, help="stop measuring after this time")
     parser.add_argument("--dump", action="store_true", help="measure SGLang's tensor dump as well")
     parser.add_argument("--plain", type=int, choices=(0, 1, 2), default=2, help="servers without hsprobe")
+    parser.add_argument("--laps", type=float, default=10, help="seconds of laps for each server and batch")
+    parser.add_argument("--pressure", type=float, default=0, help="seconds for which the writer stands still")
     parser.add_argument("--soak", type=float, default=0, help="seconds of traffic to watch memory under")
     parser.add_argument("--server-arguments", help="JSON list in place of those for a GPU")
     return parser.parse_args()
@@ -247,7 +245,7 @@ def start(args: argparse.Namespace, work: Path) -> dict[str, Server]:
         wanted.append(dump_kind(False, work))
     began = time.monotonic()
     base = arguments(target, draft, models.SHAPES[args.model], extra)
-    probed = [str(PLANT), *filter(None, [args.probed_path or os.environ.get("PYTHONPATH")])]
+    probed = [str(within.PLANT), *filter(None, [args.probed_path or os.environ.get("PYTHONPATH")])]
     servers = start_all(wanted, work, base, args.plain_path, ":".join(probed), args.start_seconds)
     print(f"{len(servers)} of {len(wanted)} servers after {time.monotonic() - began:.0f} s", flush=True)
     if args.cores:
@@ -259,23 +257,35 @@ def start(args: argparse.Namespace, work: Path) -> dict[str, Server]:
 
 
 def tables(args: argparse.Namespace, servers: dict[str, Server], results: dict) -> None:
-    """Measure, and print each part of the table as soon as it is known."""
+    """Measure, and print each part as soon as it is known."""
     deadline = time.monotonic() + args.seconds
     halves, batches = args.speculation.split(","), [int(batch) for batch in args.batches.split(",")]
-    for mark in halves:
-        for batch in batches if turns_of(servers, mark) else ():
+    cells = [(mark, batch) for mark in halves if turns_of(servers, mark) for batch in batches]
+    for mark, batch in cells if args.laps else ():
+        for kind, name in PROBED.items():
+            server = servers.get(f"{mark}-{kind}")
+            if server is not None and time.monotonic() < deadline:
+                found = within.measure(server, batch, args.laps)
+                results[f"{mark} batch {batch} {kind} laps"] = found
+                print(within.summary(f"{args.model}, {mark}, {batch}, {name}", found), flush=True)
+    for mark, batch in cells if args.rounds else ():
+        if time.monotonic() < deadline:
             half = measure(servers, mark, batch, args.rounds, args.tokens, deadline)
             results[f"{mark} batch {batch}"] = half
             print(f"\n{args.model}, {mark}, batch {batch}", *summary(half), sep="\n", flush=True)
-            (args.out / f"speed-{args.model}.json").write_text(json.dumps(results, indent=1))
-    for mark in halves if args.soak else ():
-        if f"{mark}-depths" in servers:
-            results[f"{mark} soak"] = soak(servers[f"{mark}-depths"], args.soak)
     dump = servers.get(f"none-{DUMP}")
     for batch in batches if dump else ():
         speeds = [dump.run(prompts(batch), 12).speed for _ in range(3)]
-        results[f"none batch {batch}"]["dump"] = speeds
+        results[f"none batch {batch} dump"] = speeds
         print(f"{args.model}, batch {batch}: SGLang's dump {statistics.median(speeds):.1f}", flush=True)
+    for mark in halves:
+        server = servers.get(f"{mark}-depths")
+        if server is not None and args.pressure:
+            lines = pressing.measure(server, args.pressure)
+            results[f"{mark} pressure"] = lines
+            print(f"\n{args.model}, {mark}: the writer stands still", *lines, sep="\n", flush=True)
+        if server is not None and args.soak:
+            results[f"{mark} soak"] = soak(server, args.soak)
 
 
 def main() -> int:
