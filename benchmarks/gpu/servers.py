@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from struct import Struct
 
+from hsprobe.trace.switch import Switch
+
 HEAD = Struct("<4sIQI")
-ARMED = "armed"
 QUIET_SECONDS = 0.2
 """A spool that nothing is added to for so long had nothing to record."""
 
@@ -156,10 +157,10 @@ class Server:
     # Recording
 
     def arm(self, asked: str = "") -> None:
-        (self.spools / ARMED).write_text(asked)
+        Switch(self.spools).turn_on(asked)
 
     def disarm(self) -> None:
-        (self.spools / ARMED).unlink(missing_ok=True)
+        Switch(self.spools).turn_off()
 
     def spool_files(self) -> list[Path]:
         """One of each rank."""

@@ -1,15 +1,14 @@
 """The spools of a running server: telling its probes to record, and knowing when all is written."""
 
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hsprobe.trace.place import ARMED
 from hsprobe.trace.spool import SpoolReader
+from hsprobe.trace.switch import Switch
 
 QUIET_SECONDS = 0.3
 
@@ -37,16 +36,12 @@ class SpoolFolder:
     @contextmanager
     def armed(self, sampling: Mapping[str, Any] | None = None) -> Iterator[None]:
         """While in this context, the server's probes record, as `sampling` asks (see `session.Plan`)."""
-        flag = self.folder / ARMED
-        # Complete before it has the name that the probes look for.
-        asked = self.folder / f".{ARMED}-{os.getpid()}"
-        asked.touch(mode=0o600)
-        asked.write_text(json.dumps(dict(sampling)) if sampling else "")
-        asked.replace(flag)
+        switch = Switch(self.folder)
+        switch.turn_on(json.dumps(dict(sampling)) if sampling else "")
         try:
             yield
         finally:
-            flag.unlink(missing_ok=True)
+            switch.turn_off()
 
     def bytes_written(self) -> int:
         """Bytes recorded so far by all ranks."""

@@ -1,12 +1,9 @@
-"""Where a server leaves its spools, and the file that tells it to record. Standard library only."""
+"""Where a server leaves its spools. Standard library only."""
 
 import os
 import stat
 import tempfile
 from pathlib import Path
-
-ARMED = "armed"
-"""Name of the file in a spool folder whose presence makes a server's probes record."""
 
 
 def directory_for_port(port: int) -> Path:

@@ -123,7 +123,7 @@ class Graphs:
             result = original(backend, shape_key, plain, *args, **kwargs)
             self.book(backend).tapes[shape_key] = tape
             self._recorder.guard(
-                "graphs", lambda: self._capture(tape, original, backend, shape_key, forward, args, kwargs)
+                "graphs", self._capture, tape, original, backend, shape_key, forward, args, kwargs
             )
         return result
 
@@ -177,19 +177,23 @@ class Graphs:
 
     def replay(self, original: Any, backend: Any, shape_key: Any, *args: Any, **kwargs: Any) -> Any:
         """Around the backend's ``replay``."""
-        current = self._recorder.under_way
+        recorder = self._recorder
+        current = recorder.under_way
         if current is None:
             return original(backend, shape_key, *args, **kwargs)
-        self._recorder.replays(current, int(shape_key.size))
+        recorder.replays(current, shape_key.size)
         book = self.book(backend)
         tape = book.tapes.get(shape_key)
-        if tape is None or not tape.groups:
-            if tape is None or tape.wanted:
-                self._recorder.gap("graphs", "a CUDA graph without the probes' copies ran")
-            return original(backend, shape_key, *args, **kwargs)
-        result = original(backend, tape.key, *args, **kwargs)
-        self._recorder.guard("graphs", lambda: self._read(tape, book.arena, current))
-        return result
+        if tape is not None and tape.groups:
+            result = original(backend, tape.key, *args, **kwargs)
+            recorder.guard("graphs", self._read, tape, book.arena, current)
+            return result
+        if tape is None or tape.wanted:
+            recorder.gap("graphs", "a CUDA graph without the probes' copies ran")
+        elif not current.emitted:
+            # It holds nothing that was asked for.
+            recorder.under_way = None
+        return original(backend, shape_key, *args, **kwargs)
 
     def closed_capture(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Around a runner that captures its graphs by itself, at times in the middle of a pass."""

@@ -32,12 +32,12 @@ class Guarded:
         self.early_gaps: dict[str, None] = {}
         self.proof = Proof(self.disarm)
 
-    def guard(self, site: str, act: Callable[[], None]) -> None:
+    def guard(self, site: str, act: Callable[..., None], *arguments: Any) -> None:
         """Run a probe's code; a failure disarms the site, is logged once and recorded as a gap."""
         if site in self.disarmed:
             return
         try:
-            act()
+            act(*arguments)
         except NotRecordable as error:
             self.proof.doubt(site, str(error))
             self.gap(site, str(error))

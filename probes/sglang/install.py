@@ -5,7 +5,6 @@ from typing import Any
 
 from hsprobe.probes.sglang import hooking, places
 from hsprobe.probes.sglang.draft import DraftProbe
-from hsprobe.probes.sglang.graphs import Graphs
 from hsprobe.probes.sglang.layer import LayerProbe
 from hsprobe.probes.sglang.logits import LogitsProbe
 from hsprobe.probes.sglang.norms import NormProbe
@@ -29,51 +28,48 @@ def install() -> None:
     def loaded(result: Any, runner: Any, *_: Any, **__: Any) -> None:
         recorder.runners.append(runner)
         for probe in probes:
-            recorder.guard(type(probe).__name__, lambda probe=probe: probe.attach(runner))  # type: ignore[misc]
-
-    def around(
-        original: Any, runner: Any, batch: Any, args: Any, kwargs: Any, *, with_ids: bool = True
-    ) -> Any:
-        if recorder.at_rest:
-            recorder.count(runner)
-            return original(*args, **kwargs)
-        recorder.guard("pass", lambda: recorder.begin(runner, batch, with_ids=with_ids))
-        try:
-            return original(*args, **kwargs)
-        finally:
-            recorder.end()
+            recorder.guard(type(probe).__name__, probe.attach, runner)
 
     def forward(original: Any, runner: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        return around(original, runner, batch, (runner, batch, *args), kwargs)
+        recorder.guard("pass", recorder.begin, runner, batch)
+        try:
+            return original(runner, batch, *args, **kwargs)
+        finally:
+            recorder.end()
 
     def execute(original: Any, graphs: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         # A draft's decode graph makes its own token ids, step by step.
         with_ids = batch.forward_mode.name != "DECODE"
-        whole = (graphs, batch, *args)
-        return around(original, graphs.model_runner, batch, whole, kwargs, with_ids=with_ids)
+        recorder.guard("pass", recorder.begin, graphs.model_runner, batch, with_ids)
+        try:
+            return original(graphs, batch, *args, **kwargs)
+        finally:
+            recorder.end()
 
-    def run_batch(*args: Any, **_: Any) -> None:
-        schedulers[:] = args[:1]
-        recorder.guard("request", lambda: recorder.step(args[1].reqs))
+    def run_batch(scheduler: Any, batch: Any, *_: Any, **__: Any) -> None:
+        if not schedulers:
+            schedulers.append(scheduler)
+        recorder.guard("request", recorder.step, batch.reqs)
 
     hooking.register(places.LOAD_MODEL, loaded, "AFTER")
-    hooking.register(places.FORWARD, forward, "AROUND")
     hooking.register(places.RUN_BATCH, run_batch, "BEFORE")
-    _register_graphs(recorder.graphs, execute)
+    recorder.hooks.register(places.FORWARD, forward)
+    _register_graphs(recorder, execute)
     for target, kind, hook in layer.hooks():
         hooking.register(target, hook, kind)
 
 
-def _register_graphs(graphs: Graphs, execute: Any) -> None:
+def _register_graphs(recorder: Recorder, execute: Any) -> None:
+    graphs, hooks = recorder.graphs, recorder.hooks
     for runner in places.closed_graph_runners():
         hooking.register(f"{runner}.capture", graphs.closed_capture, "AROUND")
-        hooking.register(f"{runner}.replay", graphs.closed_replay, "AROUND")
+        hooks.register(f"{runner}.replay", graphs.closed_replay)
     # Around those, so that the pass is known when its graph runs.
     for target in places.draft_graph_runners():
-        hooking.register(target, execute, "AROUND")
+        hooks.register(target, execute)
     for backend in places.graph_backends():
         hooking.register(f"{backend}.capture_one", graphs.capture_one, "AROUND")
-        hooking.register(f"{backend}.replay", graphs.replay, "AROUND")
+        hooks.register(f"{backend}.replay", graphs.replay)
 
 
 def _warn_of_another_version() -> None:

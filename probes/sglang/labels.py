@@ -127,14 +127,20 @@ class Labeller:
         requests: Sequence[Any] = (),
     ) -> Pass | None:
         """As `read_pass`."""
-        is_draft, mode = bool(runner.is_draft_worker), batch.forward_mode.name
-        known = self._known.get((is_draft, mode))
-        rids, n_rows, capture = rids_of(batch, requests), batch.positions.shape[0], batch.capture_hidden_mode
-        if known is not None and known[0] == rids and known[1] == n_rows and known[2] == capture:
-            return Pass(number, nth, known[3], batch.input_ids, batch.positions)
+        positions = batch.positions
+        key = runner.is_draft_worker, batch.forward_mode.name
+        known = self._known.get(key)
+        if known is not None:
+            rids, n_rows, capture, form = known
+            now = getattr(batch, "rids", None)
+            if now is None:
+                now = rids_of(batch, requests)
+            if rids == now and n_rows == positions.size(0) and capture == batch.capture_hidden_mode:
+                return Pass(number, nth, form, batch.input_ids, positions)
         labelled = read_pass(number, nth, runner, batch, sampling, requests)
-        if labelled is not None and mode in UNIFORM:
-            self._known[is_draft, mode] = (rids, n_rows, capture, labelled.form)
+        if labelled is not None and key[1] in UNIFORM:
+            form, capture = labelled.form, batch.capture_hidden_mode
+            self._known[key] = (form.rids, form.n_rows, capture, form)
         return labelled
 
 

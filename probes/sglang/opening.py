@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from hsprobe.probes.sglang.ring import capacity_of
 from hsprobe.probes.sglang.settings import Settings
 from hsprobe.probes.sglang.spooling import Spooler
 from hsprobe.probes.sglang.staging import Stage
-from hsprobe.trace.place import ARMED, directory_for_port, make_private, remove_leftovers
+from hsprobe.trace.place import directory_for_port, make_private, remove_leftovers
+from hsprobe.trace.switch import Switch
 
 
 @dataclass
@@ -27,12 +28,12 @@ class Opened:
     Attributes:
         place: its place on each axis of the deployment.
         stage: takes the copies; None for a rank that was not asked for.
-        armed: the file whose presence makes it record.
+        switch: tells it to record; None for a rank that was not asked for.
     """
 
     place: dict[str, int]
     stage: Stage | None = None
-    armed: Path = field(default_factory=Path)
+    switch: Switch | None = None
 
 
 def open_stage(settings: Settings, path: Path) -> Stage:
@@ -63,7 +64,7 @@ def open_rank(settings: Settings, runners: Sequence[Any], scheduler: Any) -> Ope
         remove_leftovers(directory)
     make_private(directory)
     name = "-".join(f"{axis}{place[axis]}" for axis in ("pp", "dp", "tp"))
-    opened.armed = directory / ARMED
+    opened.switch = Switch(directory)
     opened.stage = open_stage(settings, directory / f"{name}-{os.getpid()}.spool")
     asked = None if settings.ranks is None else sorted(settings.ranks)
     hello = {

@@ -1,16 +1,14 @@
 """Holds the pass under way and takes what the sites hand over, without ever failing the server."""
 
-import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from hsprobe.probes.sglang.graphs import Graphs
 from hsprobe.probes.sglang.guarding import Guarded
+from hsprobe.probes.sglang.hooking import Temporary
 from hsprobe.probes.sglang.keeping import Keeper
 from hsprobe.probes.sglang.labels import Labeller, Pass
 from hsprobe.probes.sglang.linking import rids_of
@@ -19,25 +17,28 @@ from hsprobe.probes.sglang.placing import Extent, NotRecordable, Placed, place
 from hsprobe.probes.sglang.pressure import Pressure
 from hsprobe.probes.sglang.proof import DISARMED
 from hsprobe.probes.sglang.requests import Requests
-from hsprobe.probes.sglang.sampling import Runs
+from hsprobe.probes.sglang.sampling import Runs, Sampling
 from hsprobe.probes.sglang.settings import Settings
 from hsprobe.probes.sglang.shared import RUNNING, Piece
+from hsprobe.probes.sglang.staging import Stage
 from hsprobe.probes.sglang.tape import Tape
 from hsprobe.probes.sglang.telling import Teller
 from hsprobe.trace.schema import SPREAD_COLUMNS
+from hsprobe.trace.switch import Switch
 
-LOOK_SECONDS = 0.01
-"""How long it may take to see that a capture has ended."""
+STEP_BITS = 8
+"""Of a pass's number among its model's: a step of the scheduler runs fewer than 256 of them."""
 
 
 class Recorder(Guarded):
-    """One a process. Records only while a file named ``armed`` lies in the spool folder.
+    """One a process. Records only while the switch in the spool folder is on.
 
     Args:
         opening: opens the spool, of a rank that was asked for, when the first step runs.
 
     Attributes:
         sampling: what the armed capture is to record.
+        hooks: those that are there only while a capture is armed, or a graph is captured.
     """
 
     def __init__(self, settings: Settings, opening: Callable[[Settings, Sequence[Any]], Opened]) -> None:
@@ -45,6 +46,7 @@ class Recorder(Guarded):
         self.settings = settings
         self.sampling = settings.sampling
         self.runners: list[Any] = []
+        self.hooks = Temporary()
         self.graphs = Graphs(self, settings.device_memory)
         self._opening = opening
         self._tape: Tape | None = None
@@ -55,14 +57,14 @@ class Recorder(Guarded):
         self._count = 0
         self._nth = {False: 0, True: 0}
         self._place: dict[str, int] = {}
+        self._ran = 0
         self._steps = 0
         self._requests = Requests()
-        self._in_batch: Sequence[Any] = ()
+        self._in_batch: list[Any] = []
         self._keeper: Keeper | None = None
         self._teller = Teller()
-        self._armed_path = ""
-        self._armed = False
-        self._look_again = 0.0
+        self._switch: Switch | None = None
+        self._armed = 0
         self._holding = False
         self._recording = False
         self._left_out: str | None = None
@@ -71,81 +73,81 @@ class Recorder(Guarded):
 
     def step(self, requests: Sequence[Any]) -> None:
         """The scheduler is about to run a batch of these requests (SGLang's ``Req``)."""
-        if not self._place:
-            if not self.runners:
+        # Ranks run the same steps, so that this number joins their passes.
+        self._ran += 1
+        if self._switch is None:
+            if self._place or not self.runners:
                 return
             self._open()
-        if self.stage is None or self._keeper is None:
-            return
-        now = time.monotonic()
-        # That a capture begins is seen at once; that it has ended, soon.
-        if not self._armed or now > self._look_again:
-            self._look_again = now + LOOK_SECONDS
-            armed = os.access(self._armed_path, os.F_OK)
-            if armed != self._armed:
-                self._arm(armed)
-        self._recording = self._armed
-        if not self._armed:
-            return
-        self._in_batch = requests
+            if self._switch is None:
+                return
+        number = self._switch.number
+        if number != self._armed:
+            self._turn(number)
+        if self._armed:
+            self._step(requests)
+
+    def _step(self, requests: Sequence[Any]) -> None:
+        stage, keeper = self.stage, self._keeper
+        assert stage is not None
+        assert keeper is not None
+        self._nth = {False: 0, True: 0}
         self._steps += 1
-        self._keeper.steps += 1
-        self._left_out = self._reason_to_leave_out(requests)
-        self._recording = self._left_out is None and self.stage.spooler.stopped is None
+        keeper.steps += 1
+        self._left_out = self._reason_to_leave_out(stage, requests)
+        self._recording = self._left_out is None and stage.spooler.stopped is None
+        if requests == self._in_batch:
+            return
+        # The scheduler changes its list in place.
+        self._in_batch = list(requests)
         prompts = self._requests.prompts(requests, self.sampling)
         for header in prompts:
-            self.stage.spooler.put("request", header)
+            stage.spooler.put("request", header)
         if prompts:
-            self.stage.spooler.shared.words[RUNNING] = self._requests.running
+            stage.spooler.shared.words[RUNNING] = self._requests.running
 
-    def _reason_to_leave_out(self, requests: Sequence[Any]) -> str | None:
-        assert self.stage is not None
-        ring, every = self.stage.ring, self.sampling.every
+    def _reason_to_leave_out(self, stage: Stage, requests: Sequence[Any]) -> str | None:
+        every, pressure = self.sampling.every, stage.pressure
+        if every == 1 and self.sampling.requests is None and pressure.stride == 1:
+            return None
         if (self._steps - 1) % every:
             return f"only every {every}th step was to be recorded (HSPROBE_EVERY)"
         if self.sampling.requests is not None and not self.sampling.wants_any([r.rid for r in requests]):
             return f"only requests {self.sampling.requests} were to be recorded (HSPROBE_REQUESTS)"
-        if not self.stage.pressure.wants((self._steps - 1) // every, ring.used / ring.capacity):
+        if not pressure.wants((self._steps - 1) // every, stage.ring.used / stage.ring.capacity):
             return "fewer steps were recorded until the writer had caught up (HSPROBE_ON_PRESSURE=sample)"
         return None
 
-    @property
-    def at_rest(self) -> bool:
-        """Whether nothing is to be recorded of a pass but that it ran."""
-        return not self._armed and self._tape is None
-
-    def count(self, runner: Any) -> None:
-        """A forward that is not recorded."""
-        self._count += 1
-        self._nth[bool(runner.is_draft_worker)] += 1
-
-    def begin(self, runner: Any, batch: Any, *, with_ids: bool = True) -> None:
+    def begin(self, runner: Any, batch: Any, with_ids: bool = True) -> None:
         """A model's forward is about to run; `with_ids`: on the batch's own token ids."""
         if self._tape is not None:
             self._in_graph(runner, batch)
             return
+        stage = self.stage
+        if not self._armed or stage is None:
+            return
         is_draft = bool(runner.is_draft_worker)
-        self.count(runner)
-        if not self._recording or self.stage is None:
-            if self._armed and self._left_out and self.stage and rids_of(batch, self._in_batch):
+        self._count += 1
+        nth = self._nth[is_draft] = self._nth[is_draft] + 1
+        if not self._recording:
+            if self._left_out and rids_of(batch, self._in_batch):
                 asked = "to be recorded" in self._left_out
-                self.stage.ledger.add(self._left_out, self._count, asked=asked)
+                stage.ledger.add(self._left_out, self._count, asked=asked)
             return
         self._batch, self._sliced, self._padding = batch, False, 0
-        self.under_way = self._labeller.read(
-            self._count, self._nth[is_draft], runner, batch, self.sampling, self._in_batch
-        )
+        nth += self._ran << STEP_BITS
+        self.under_way = self._labeller.read(self._count, nth, runner, batch, self.sampling, self._in_batch)
         if self.under_way is not None:
             if not with_ids:
                 self.under_way.ids = None
             if self.proof.open[is_draft] and not self._proves(self.under_way, batch):
                 return
             if not self._holding:
-                self._holding = self.stage.lock.acquire()
+                self._holding = stage.lock.acquire()
 
     def _proves(self, current: Pass, batch: Any) -> bool:
         """The self-test looks at this pass; whether its labels hold, without which nothing is recorded."""
-        self.guard("proof", lambda: self.proof.begin(current, batch))
+        self.guard("proof", self.proof.begin, current, batch)
         if "proof" in self.disarmed:
             self.proof.give_up(self.disarmed["proof"])
         if "pass" in self.disarmed:
@@ -162,7 +164,7 @@ class Recorder(Guarded):
             return
         current, self.under_way, self._batch = self.under_way, None, None
         if current is not None:
-            self.guard("pass", lambda: self._end(current))
+            self.guard("pass", self._end, current)
         if self._holding and self.stage is not None:
             self._holding = False
             self.stage.lock.release()
@@ -188,10 +190,12 @@ class Recorder(Guarded):
     def taping(self, tape: Tape) -> Iterator[None]:
         """What the probes take goes into a graph."""
         self._tape = tape
+        self.hooks.need("graph", True)
         try:
             yield
         finally:
             self._tape = None
+            self.hooks.need("graph", False)
 
     # What the probes use
 
@@ -364,23 +368,36 @@ class Recorder(Guarded):
 
     # The spool
 
-    def _arm(self, armed: bool) -> None:
-        self._armed = armed
-        stage, keeper = self.stage, self._keeper
+    def _turn(self, number: int) -> None:
+        """The switch has been turned: off, or on for another capture."""
+        stage, keeper, switch = self.stage, self._keeper, self._switch
         assert stage is not None
         assert keeper is not None
-        if not armed:
+        assert switch is not None
+        if self._armed:
+            self._armed, self._recording = 0, False
             keeper.watch(False)
-            return
+        asked, wrong = None, None
+        if number:
+            try:
+                asked = switch.asked()
+                if asked is None:
+                    return
+                sampling = self.settings.sampling.changed(asked)
+            except ValueError as error:
+                sampling, wrong = self.settings.sampling, error
+            self._arm(stage, keeper, number, sampling)
+            if wrong:
+                self.gap(None, f"what the capture asked for was not understood: {wrong}")
+        self.hooks.need("capture", bool(number))
+
+    def _arm(self, stage: Stage, keeper: Keeper, number: int, sampling: Sampling) -> None:
+        self._armed, self.sampling = number, sampling
+        self._in_batch = []
         self._steps = 0
         self._teller.forget()
         self._labeller.forget()
         self._requests.forget()
-        self.sampling = self.settings.sampling
-        try:
-            self.sampling = self.sampling.changed(Path(self._armed_path).read_text())
-        except (OSError, ValueError) as error:
-            self.gap(None, f"what the capture asked for was not understood: {error}")
         stage.pressure = Pressure(self.sampling.on_pressure)
         keeper.watch(True)
         self.tell(self.proof.news(everything=True))
@@ -393,6 +410,6 @@ class Recorder(Guarded):
 
     def _open(self) -> None:
         opened = self._opening(self.settings, self.runners)
-        self._place, self.stage, self._armed_path = opened.place, opened.stage, str(opened.armed)
+        self._place, self.stage, self._switch = opened.place, opened.stage, opened.switch
         if self.stage is not None:
             self._keeper = Keeper(self.stage, self._requests)

@@ -19,7 +19,7 @@ from hsprobe.probes.sglang.sampling import Runs
 from hsprobe.probes.sglang.shared import Entry, Piece, Record, Tickets
 from hsprobe.probes.sglang.spooling import Spooler
 
-PASSES = 8
+PASSES = 24
 """As many passes are handed over at once: for the device to note that they are there takes a call, too."""
 HELD_SHARE = 8
 """Records are handed over, though their pass is not at its end, once they hold this part of the ring."""
@@ -83,7 +83,9 @@ class Stage:
             runs: which rows, as [first, last) runs; None for all.
         """
         if self.device is not None and tensor_nW.is_cuda:
-            self._work_on(self.device.stream())
+            stream = self.device.stream()
+            if stream not in self._streams:
+                self._streams.append(stream)
         rows = [(0, tensor_nW.shape[0])] if runs is None else [run for run in runs if run[0] < run[1]]
         row_size = tensor_nW[:1].numel() * tensor_nW.element_size()
         size = row_size * sum(last - first for first, last in rows)
@@ -101,8 +103,9 @@ class Stage:
 
     def read(self, parts: Sequence[Part], stream: int | None) -> list[Piece] | None:
         """Copy parts, from the device on a stream of it; None without room for all of them."""
-        if stream is not None:
-            self._work_on(stream)
+        device = None if stream is None else self.device
+        if stream is not None and stream not in self._streams:
+            self._streams.append(stream)
         pieces: list[Piece] = []
         for part in parts:
             offset = self._room(part.size)
@@ -110,10 +113,10 @@ class Stage:
                 return None
             pieces.append((offset, part.size))
             for tensor, address, size in part.spans:
-                if self.device is not None and stream is not None:
-                    self.device.read(offset, address, size, stream)
-                else:
+                if device is None or stream is None:
                     self.ring.memory[offset : offset + size].copy_(tensor)
+                else:
+                    device.read(offset, address, size, stream)
                 offset += size
         return pieces
 
@@ -143,10 +146,6 @@ class Stage:
         if self.pressure.wait(again, self._goes_on) is None:
             self._lost(records)
         return tickets
-
-    def _work_on(self, stream: int) -> None:
-        if stream not in self._streams:
-            self._streams.append(stream)
 
     def _goes_on(self) -> bool:
         return self.spooler.stopped is None

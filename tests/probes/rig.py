@@ -18,8 +18,8 @@ from hsprobe.probes.sglang.recorder import Recorder
 from hsprobe.probes.sglang.settings import SITES, Settings
 from hsprobe.probes.sglang.shared import WRITER
 from hsprobe.trace.blocks import Expander
-from hsprobe.trace.place import ARMED
 from hsprobe.trace.spool import Record, SpoolReader
+from hsprobe.trace.switch import Switch
 
 W = 24
 PLACE = {"tp": 0, "pp": 0, "dp": 0, "attn_tp": 0, "attn_tp_size": 1, "rank": 0}
@@ -81,7 +81,7 @@ class Rig:
         self.spool = folder / "rank-0.spool"
 
     def _opened(self, settings, runners) -> Opened:
-        return Opened(PLACE, open_stage(settings, self.spool), self.folder / ARMED)
+        return Opened(PLACE, open_stage(settings, self.spool), Switch(self.folder))
 
     @property
     def shared(self):
@@ -113,7 +113,10 @@ class Rig:
         self.graphs.capture_one(Backend.capture_one, self.backend, key, self.model, **more)
 
     def arm(self, asked: str = "") -> None:
-        (self.folder / ARMED).write_text(asked)
+        Switch(self.folder).turn_on(asked)
+
+    def disarm(self) -> None:
+        Switch(self.folder).turn_off()
 
     def step(self, rids: list[str], rows: int, mode: str, forward: Callable[[], None]) -> None:
         """One step of the scheduler, of a batch of these requests."""

@@ -1,6 +1,5 @@
 """Capture inside graphs: the recorder, ring and writer of a GPU, and a graph that is a Python function."""
 
-import time
 import zlib
 from types import SimpleNamespace
 
@@ -8,9 +7,9 @@ import pytest
 import torch
 from rig import Backend, Key, Rig, bits, tensors
 
-from hsprobe.probes.sglang.recorder import LOOK_SECONDS
+from hsprobe.probes.sglang.recorder import STEP_BITS
 from hsprobe.probes.sglang.sampling import Sampling
-from hsprobe.trace.place import ARMED
+from hsprobe.trace.blocks import Expander
 from hsprobe.trace.spool import SpoolReader
 
 
@@ -20,8 +19,7 @@ def test_a_server_that_is_not_armed_replays_the_graph_without_copies(tmp_path):
     assert rig.run(["a"])[0] == "graph"
     rig.arm()
     assert rig.run(["a"])[0] == "graph with copies"
-    (tmp_path / ARMED).unlink()
-    time.sleep(2 * LOOK_SECONDS)
+    rig.disarm()
     assert rig.run(["a"])[0] == "graph"
     assert len([r for r in rig.records() if r.kind == "pass"]) == 1
 
@@ -71,7 +69,9 @@ def test_a_draft_decode_graph_is_several_passes(tmp_path):
     passes = [r.header for r in records if r.kind == "pass"]
     first_pass = passes[0]["pass"]
     assert [p["pass"] for p in passes] == list(range(first_pass, first_pass + 6))
-    assert [p["nth"] - passes[0]["nth"] for p in passes] == list(range(6))
+    # Each step of the scheduler counts anew.
+    in_its_step = [step << STEP_BITS | forward for step in range(2) for forward in range(3)]
+    assert [p["nth"] - passes[0]["nth"] for p in passes] == in_its_step
     assert {p["phase"] for p in passes} == {"draft_decode"}
     for k, record in enumerate(tensors(records, "draft.recycled")[:3]):
         assert record.header["pass"] == first_pass + k
@@ -204,3 +204,33 @@ def test_a_checked_capture_carries_a_second_reading(tmp_path):
                 assert zlib.crc32(record.payload[first : first + size]) == second
                 seen += 1
     assert seen == 5
+
+
+def test_a_capture_that_follows_at_once_is_another(tmp_path):
+    rig = Rig(tmp_path, 4)
+    rig.capture()
+    rig.arm('{"requests": "vip-*"}')
+    rig.run(["vip-1", "a"])
+    rig.records()
+    before = rig.spool.stat().st_size
+    # Between the two the server has no step in which it could see that the first has ended.
+    rig.disarm()
+    rig.arm()
+    rig.run(["vip-1", "a"])
+    rig.records()
+    expander = Expander()
+    records = [one for record in SpoolReader(rig.spool, before) for one in expander.expand(record)]
+    assert [r.header["rids"] for r in records if r.kind == "pass"] == [["vip-1", "a"]]
+    assert sorted(r.header["rid"] for r in records if r.kind == "request") == ["a", "vip-1"]
+
+
+def test_of_a_graph_without_what_was_asked_for_nothing_is_left_behind(tmp_path):
+    rig = Rig(tmp_path, 4)
+    rig.graphs.capture_one(
+        Backend.capture_one, rig.backend, Key(4), lambda: rig.recorder.labels(rig.ids_R, rig.positions_R)
+    )
+    rig.arm()
+    assert rig.run(["a"])[0] == "graph"
+    assert rig.run(["a"])[0] == "graph"
+    kinds = {record.kind for record in rig.records()}
+    assert not kinds & {"pass", "tensor", "gap", "missing"}

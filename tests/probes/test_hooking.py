@@ -5,7 +5,7 @@ from types import ModuleType
 
 import pytest
 
-from hsprobe.probes.sglang.hooking import KINDS, Hooks
+from hsprobe.probes.sglang.hooking import KINDS, Hooks, Temporary
 
 
 def fresh(name: str) -> ModuleType:
@@ -109,3 +109,45 @@ def test_an_unknown_kind_is_refused():
     with pytest.raises(ValueError, match="BEFORE, AFTER, AROUND, REPLACE"):
         Hooks().register("a.b", print, "DURING")
     assert len(KINDS) == 4
+
+
+def test_temporary_hooks_are_there_while_they_are_needed_and_leave_nothing():
+    module = fresh("hooked_for_a_time")
+    before = [dict(vars(one)) for one in (module.Base, module.Sub)]
+    hooks, seen = Temporary(), []
+
+    def note(word):
+        def hook(original, *args, **kwargs):
+            seen.append(word)
+            return original(*args, **kwargs)
+
+        return hook
+
+    hooks.register("hooked_for_a_time.Base.method", note("inner"))
+    hooks.register("hooked_for_a_time.Base.method", note("outer"))
+    hooks.register("hooked_for_a_time.Sub.method", note("of the subclass"))
+    hooks.register("hooked_for_a_time.Base.nowhere", note("nowhere"))
+    for purpose, needed in (("capture", True), ("graph", True), ("capture", False)):
+        hooks.need(purpose, needed)
+        seen.clear()
+        assert module.Sub().method(3) == ("method", 3)
+        assert seen == ["of the subclass", "outer", "inner"]
+    hooks.need("graph", False)
+    seen.clear()
+    assert module.Sub().method(3) == ("method", 3)
+    assert not seen
+    assert [dict(vars(one)) for one in (module.Base, module.Sub)] == before
+
+
+def test_a_temporary_hook_under_somebody_elses_stays_with_it():
+    module = fresh("hooked_beneath")
+    hooks, seen = Temporary(), []
+    hooks.register(
+        "hooked_beneath.Base.method", lambda original, *args: (seen.append("ours"), original(*args))[1]
+    )
+    hooks.need("capture", True)
+    ours = module.Base.method
+    module.Base.method = lambda self, x: ("theirs", ours(self, x))
+    hooks.need("capture", False)
+    assert module.Base().method(3) == ("theirs", ("method", 3))
+    assert seen == ["ours"]

@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 from dataclasses import replace
 
 import pytest
@@ -11,12 +10,10 @@ import torch
 from rig import Rig, bits, tensors
 
 from hsprobe.probes.sglang.pressure import RANGES_NAMED, Ledger, Pressure
-from hsprobe.probes.sglang.recorder import LOOK_SECONDS
 from hsprobe.probes.sglang.ring import Ring
 from hsprobe.probes.sglang.sampling import Sampling, from_environment
 from hsprobe.probes.sglang.shared import RETURNED, Shared
 from hsprobe.probes.sglang.writer import ALIGNMENT
-from hsprobe.trace.place import ARMED
 from hsprobe.trace.spool import SpoolReader
 
 KIB = 1 << 10
@@ -134,8 +131,7 @@ class TestDrop:
         go = Held(rig)
         for seed in range(30):
             rig.run(["a", "b"], seed=seed)
-        (tmp_path / ARMED).unlink()
-        time.sleep(2 * LOOK_SECONDS)
+        rig.disarm()
         rig.run(["a"])
         go.set()
         assert sum(gone["passes"] for gone in missing(rig.records())) > 0

@@ -20,6 +20,8 @@ import sys
 import time
 from pathlib import Path
 
+from hsprobe.trace.switch import Switch
+
 OUT, RESTING, ARMED = STATES = ("taken out", "not armed", "armed")
 SETTLE_SECONDS = 0.03
 """Until a lap counts: hsprobe needs 0.01 s to see that a capture has ended."""
@@ -52,7 +54,8 @@ class Laps:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._flag, self._armed = folder / "laps", folder / "armed"
+        self._flag, self._folder = folder / "laps", folder
+        self._switch: Switch | None = None
         self._results = folder / "laps.json"
         self._hooked: dict[tuple[object, str], object] = {}
         self._running = False
@@ -73,6 +76,7 @@ class Laps:
             self._finish()
 
     def _begin(self) -> None:
+        self._switch = self._switch or Switch(self._folder)
         self._running, self._round, self._order = True, -1, []
         self._found: list[list] = []
         self._random = random.Random(0)
@@ -96,14 +100,14 @@ class Laps:
         self._hook_again()
         self._state, self._since, self._last = self._order.pop(), now, None
         if self._state == ARMED:
-            self._armed.touch()
+            self._switch.turn_on()
         else:
-            self._armed.unlink(missing_ok=True)
+            self._switch.turn_off()
         self._found.append([self._round, self._state, 0, 0.0])
 
     def _finish(self) -> None:
         self._hook_again()
-        self._armed.unlink(missing_ok=True)
+        self._switch.turn_off()
         self._running = False
         fresh = self._results.with_suffix(".new")
         fresh.write_text(json.dumps(self._found))
