@@ -29,28 +29,19 @@ from servers import Kind, Server, prompts, start_all
 
 from hsprobe.probes.sglang.settings import parse_numbers
 
-EVERY_DEPTH = "layer,aux,draft.input"
-HANDED = "aux,draft.input"
-DUMP = "sglang-dump"
+SITES = {"handed": "aux,draft.input", "depths": "layer,aux,draft.input"}
 PLAIN, CONTROL = "without hsprobe", "another without hsprobe"
 PROBED = {"handed": "aux + draft.input", "depths": "every depth"}
 
 
-def kinds(spec: bool, plain: int) -> list[Kind]:
-    """The servers of one half of a table; `plain`: how many without hsprobe."""
-    mark = "eagle" if spec else "none"
-    return [
-        *[Kind(f"{mark}-{name}") for name in ("plain", "control")[:plain]],
-        Kind(f"{mark}-handed", HANDED),
-        Kind(f"{mark}-depths", EVERY_DEPTH),
-    ]
-
-
-def dump_kind(spec: bool, folder: Path) -> Kind:
-    """SGLang's own tensor dump."""
-    mark = "eagle" if spec else "none"
-    dump = folder / f"{mark}-tensor-dump"
-    return Kind(f"{mark}-{DUMP}", None, (f"--debug-tensor-dump-output-folder={dump}",))
+def kinds(mark: str, names: list[str], folder: Path) -> list[Kind]:
+    """The servers of one half of a table: plain, control (another plain one), handed, depths, dump."""
+    found = [Kind(f"{mark}-{name}") for name in names if name in ("plain", "control")]
+    found += [Kind(f"{mark}-{name}", sites) for name, sites in SITES.items() if name in names]
+    if "dump" in names and mark == "none":
+        # With EAGLE-3 it fails at start (0.5.15.post1): its hook expects no list among what a layer returns.
+        found.append(Kind(f"{mark}-dump", None, (f"--debug-tensor-dump-output-folder={folder / 'dump'}",)))
+    return found
 
 
 def arguments(target: Path, draft: Path, shape: models.Shape, extra: list[str], context: int = 2048):
@@ -225,8 +216,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--start-seconds", type=float, default=300)
     parser.add_argument("--wait-for", type=Path, help="do not measure before this file is there")
     parser.add_argument("--seconds", type=float, default=3600, help="stop measuring after this time")
-    parser.add_argument("--dump", action="store_true", help="measure SGLang's tensor dump as well")
-    parser.add_argument("--plain", type=int, choices=(0, 1, 2), default=2, help="servers without hsprobe")
+    parser.add_argument("--servers", default="plain,control,handed,depths", help="also: dump, SGLang's own")
     parser.add_argument("--laps", type=float, default=10, help="seconds of laps for each server and batch")
     parser.add_argument("--pressure", type=float, default=0, help="seconds for which the writer stands still")
     parser.add_argument("--soak", type=float, default=0, help="seconds of traffic to watch memory under")
@@ -239,10 +229,7 @@ def start(args: argparse.Namespace, work: Path) -> dict[str, Server]:
     extra = GPU_ARGUMENTS if args.server_arguments is None else json.loads(args.server_arguments)
     target, draft = models.write(args.models or args.out / "models", args.model)
     halves = args.speculation.split(",")
-    wanted = [kind for mark in halves for kind in kinds(mark == "eagle", args.plain)]
-    if args.dump and "none" in halves:
-        # With EAGLE-3 it fails at start (0.5.15.post1): its hook expects no list among what a layer returns.
-        wanted.append(dump_kind(False, work))
+    wanted = [kind for mark in halves for kind in kinds(mark, args.servers.split(","), work)]
     began = time.monotonic()
     base = arguments(target, draft, models.SHAPES[args.model], extra)
     probed = [str(within.PLANT), *filter(None, [args.probed_path or os.environ.get("PYTHONPATH")])]
@@ -273,7 +260,7 @@ def tables(args: argparse.Namespace, servers: dict[str, Server], results: dict) 
             half = measure(servers, mark, batch, args.rounds, args.tokens, deadline)
             results[f"{mark} batch {batch}"] = half
             print(f"\n{args.model}, {mark}, batch {batch}", *summary(half), sep="\n", flush=True)
-    dump = servers.get(f"none-{DUMP}")
+    dump = servers.get("none-dump")
     for batch in batches if dump else ():
         speeds = [dump.run(prompts(batch), 12).speed for _ in range(3)]
         results[f"none batch {batch} dump"] = speeds
